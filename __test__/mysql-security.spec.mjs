@@ -1,5 +1,5 @@
-// TLS and logins on MariaDB or MySQL: what is verified, and the warning of a setting with which a crash loses grants. The tests have no
-// user with caching_sha2_password: MariaDB does not know it.
+// TLS, sockets and logins on MariaDB: what is verified, and the warning of a setting with which a crash loses grants. MariaDB has no users
+// with caching_sha2_password: `mysql-server.spec.mjs` tests them on MySQL's own server.
 import assert from 'node:assert/strict'
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -9,7 +9,7 @@ import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
-import { INDEX, output, rejects } from './tools.mjs'
+import { INDEX, later, output, rejects, until } from './tools.mjs'
 
 const PASSWORD = 'p@ss:w/rd'
 const ENCODED = encodeURIComponent(PASSWORD)
@@ -109,6 +109,44 @@ describe('mysql: TLS and logins', { concurrency: 1 }, () => {
     const withCertificate = { ...tls(), certFile: file('cert.crt'), keyFile: file('cert.key') }
     await use(url({ login: `cert:${ENCODED}` }), { tls: withCertificate })
     await refused(/\[1045\] .*tls\.certFile and tls\.keyFile/, url({ login: `cert:${ENCODED}` }), { tls: tls() })
+  })
+
+  test('a statement of a call that rejects is ended at the server, over TLS', async () => {
+    const locks = await connectWith(url(), { tls: tls(), storeTimeoutMs: 1000 })
+    try {
+      assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)
+      await withMysql(server.url, async (client) => {
+        // A statement that waits for a table ends with its connection; one that waits for a row does not.
+        await client.query("BEGIN; SELECT 1 FROM locks WHERE name IN ('n', 'm') FOR UPDATE")
+        const waiting = async () => {
+          const [rows] = await client.query("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
+          return Number(rows[0].Value)
+        }
+        const calls = [locks.tryAcquire('n'), locks.acquire(['n', 'm'])].map(later)
+        await until('statements that wait', async () => (await waiting()) === calls.length)
+        for (const call of calls) await rejects(call, 'LOCK_STORE', { retryable: true })
+        await until('no statement is left', async () => (await waiting()) === 0)
+        await client.query('ROLLBACK')
+      })
+      assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)
+    } finally {
+      await locks.close()
+    }
+  })
+
+  test('a Unix socket', async () => {
+    const locks = await connectWith(`mysql://holdfast@localhost/holdfast?socket=${encodeURIComponent(plain.socket)}`)
+    try {
+      const lock = await locks.acquire(['n', 'm'])
+      const text = "SELECT host FROM information_schema.processlist WHERE user = 'holdfast' AND id <> CONNECTION_ID()"
+      const [rows] = await withMysql(plain.url, (client) => client.query(text))
+      assert.ok(rows.length > 0)
+      // A connection of TCP has an address with a port.
+      for (const { host } of rows) assert.equal(host, 'localhost')
+      assert.equal(await lock.release(), true)
+    } finally {
+      await locks.close()
+    }
   })
 
   test('passwords of the URL and of options', async () => {

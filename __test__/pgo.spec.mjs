@@ -1,14 +1,14 @@
 // The profile for the optimised build: the workload and the tool that it needs. The builds take too long for a test.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { chmod, mkdtemp, rm, truncate, writeFile } from 'node:fs/promises'
 import { createRequire } from 'node:module'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
-import { isAsNew } from '../scripts/pgo.mjs'
+import { checkSize, isAsNew } from '../scripts/pgo.mjs'
 import { startMongod, startRedis } from '../scripts/servers.mjs'
 import { startRedisQuorum } from '../scripts/topologies.mjs'
 
@@ -64,3 +64,17 @@ test(
     }
   },
 )
+
+test('an addon that is too large is an error with both sizes', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'holdfast-size-'))
+  const addon = join(folder, 'holdfast.node')
+  try {
+    await writeFile(addon, '')
+    await truncate(addon, 14 * 2 ** 20)
+    checkSize(addon)
+    await truncate(addon, 14.5 * 2 ** 20)
+    assert.throws(() => checkSize(addon), /holdfast\.node has 14\.50 MiB.* at most 14 MiB/)
+  } finally {
+    await rm(folder, { recursive: true })
+  }
+})

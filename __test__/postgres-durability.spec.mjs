@@ -1,31 +1,45 @@
-// What waits for the disk and for standbys on PostgreSQL: grants, not releases.
+// What waits for the disk and for standbys on PostgreSQL: grants and hand-offs, not releases.
 import assert from 'node:assert/strict'
-import { it } from 'node:test'
+import { describe, it } from 'node:test'
 import { startPostgres } from '../scripts/postgres.mjs'
 import { LockService } from '../index.js'
 import { withPostgres } from './postgres-client.mjs'
 import { skip } from './stores.mjs'
-import { sleep, until } from './tools.mjs'
+import { later, sleep, until, waiting } from './tools.mjs'
 
-it('PostgreSQL: a grant waits for them, and a release does not', async (t) => {
-  const server = await startPostgres().catch((/** @type {Error} */ error) => error)
-  if (server instanceof Error) return skip(t, `no postgres: ${server.message}`)
-  try {
-    const url = `postgres://holdfast@127.0.0.1:${server.port}/postgres`
-    const locks = await LockService.connect(url, { storeTimeoutMs: 20_000 })
-    const held = await Promise.all(['a', 'b', 'c'].map((name) => locks.acquire(name, { ttlMs: 60_000 })))
-    // A commit then waits for a standby that does not exist.
-    const standbys = (/** @type {string} */ names) =>
-      withPostgres(url, async (client) => {
-        await client.query(`ALTER SYSTEM SET synchronous_standby_names = '${names}'`)
-        await client.query('SELECT pg_reload_conf()')
-        await until('the setting', async () => {
-          const { rows } = await client.query('SHOW synchronous_standby_names')
-          return rows[0].synchronous_standby_names === names
-        })
+describe('postgres: durability', { concurrency: 1 }, () => {
+  const test = (name, body) =>
+    it(name, { timeout: 60_000 }, async (t) => {
+      const server = await startPostgres().catch((/** @type {Error} */ error) => error)
+      if (server instanceof Error) return skip(t, `no postgres: ${server.message}`)
+      const services = []
+      t.after(async () => {
+        await Promise.all(services.map((service) => service.close()))
+        await server.stop()
       })
+      const connect = async () => {
+        const service = await LockService.connect(server.url, { storeTimeoutMs: 20_000 })
+        services.push(service)
+        return service
+      }
+      /** With a name of a standby that does not exist, commits wait for it. */
+      const standbys = (/** @type {string} */ names) =>
+        withPostgres(server.url, async (client) => {
+          await client.query(`ALTER SYSTEM SET synchronous_standby_names = '${names}'`)
+          await client.query('SELECT pg_reload_conf()')
+          await until('the setting', async () => {
+            const { rows } = await client.query('SHOW synchronous_standby_names')
+            return rows[0].synchronous_standby_names === names
+          })
+          await sleep(100)
+        })
+      await body({ url: server.url, connect, standbys })
+    })
+
+  test('a grant waits for standbys, and a release does not', async ({ url, connect, standbys }) => {
+    const locks = await connect()
+    const held = await Promise.all(['a', 'b', 'c'].map((name) => locks.acquire(name, { ttlMs: 60_000 })))
     await standbys('nobody')
-    await sleep(100)
     // One alone, and two that share a statement.
     assert.equal(await held[0].release(), true)
     assert.deepEqual(await Promise.all([held[1].release(), held[2].release()]), [true, true])
@@ -53,8 +67,40 @@ it('PostgreSQL: a grant waits for them, and a release does not', async (t) => {
     const lock = await call
     assert.ok(lock.fencingToken > held[0].fencingToken)
     assert.equal(await lock.release(), true)
-    await locks.close()
-  } finally {
-    await server.stop()
-  }
+  })
+
+  test('a hand-off waits for standbys', async ({ connect, standbys }) => {
+    const [locks, other] = [await connect(), await connect()]
+    // The first round releases by another statement than the next ones: it does not know yet that the name has a queue. Names that are
+    // released together share a statement.
+    for (const { service, names } of [
+      { service: other, names: ['n'] },
+      { service: other, names: ['n'] },
+      { service: other, names: ['n', 'free'] },
+      { service: other, names: ['free', 'n'] },
+      { service: locks, names: ['n'] },
+      { service: locks, names: ['n', 'free'] },
+    ]) {
+      const what = `${names}, a waiter of ${service === locks ? 'the same' : 'another'} service`
+      const held = await Promise.all(names.map((name) => locks.acquire(name, { ttlMs: 60_000 })))
+      let isServed = false
+      const waiter = service.acquire('n', { ttlMs: 60_000, waitMs: 60_000 }).then((lock) => {
+        isServed = true
+        return lock
+      })
+      await waiting(service, 1)
+      await standbys('nobody')
+      const releases = later(Promise.all(held.map((lock) => lock.release())))
+      await sleep(1000)
+      assert.equal(isServed, false, `no standby has it: ${what}`)
+      await standbys('')
+      assert.deepEqual(
+        await releases,
+        names.map(() => true),
+      )
+      const next = await waiter
+      assert.ok(next.fencingToken > held[names.indexOf('n')].fencingToken)
+      assert.equal(await next.release(), true)
+    }
+  })
 })

@@ -6,7 +6,7 @@ import { locatePgBouncer, locatePostgres, startPgBouncer, startPostgres } from '
 import { LockService } from '../index.js'
 import { withPostgres } from './postgres-client.mjs'
 import { canStartServer } from './stores.mjs'
-import { later, rejects, sleep, until, waiting } from './tools.mjs'
+import { later, median, rejects, sleep, until, waiting } from './tools.mjs'
 
 const urlOf = (...servers) =>
   `postgres://holdfast@${servers.map(({ port }) => `127.0.0.1:${port}`).join(',')}/postgres?sslmode=disable`
@@ -150,16 +150,24 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
     const pooled = `${pooler.url}?pooler=transaction`
     for (const listenUrl of [undefined, pooler.server.url]) {
       const [holder, other] = [await connect(pooled, { listenUrl }), await connect(pooled, { listenUrl })]
-      const lock = await holder.acquire('n')
-      const waiter = later(other.acquire('n', { waitMs: 30_000 }))
-      await waiting(other, 1)
-      if (listenUrl) await until('a connection listens', async () => (await listening()).length === 1)
-      else {
-        await sleep(500)
-        assert.equal((await listening()).length, 0)
+      const tookMs = []
+      for (let i = 0; i < 7; i++) {
+        const lock = await holder.acquire('n')
+        const waiter = later(other.acquire('n', { waitMs: 30_000 }))
+        await waiting(other, 1)
+        if (listenUrl) await until('a connection listens', async () => (await listening()).length === 1)
+        else if (i === 0) {
+          await sleep(500)
+          assert.equal((await listening()).length, 0)
+        }
+        const releasedAt = performance.now()
+        assert.equal(await lock.release(), true)
+        const next = await waiter
+        tookMs.push(performance.now() - releasedAt)
+        assert.equal(await next.release(), true)
       }
-      assert.equal(await lock.release(), true)
-      assert.equal(await (await waiter).release(), true)
+      // Without the notifications a waiter would find its grant with the heartbeat, every 2 s. The machine may stand still now and then.
+      assert.ok(median(tookMs) < 1000, `${tookMs} ms`)
       await closeAll()
     }
   })

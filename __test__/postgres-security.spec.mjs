@@ -1,4 +1,4 @@
-// TLS and logins on PostgreSQL: what is verified, where the password comes from, and the messages of connections that cannot work.
+// TLS, sockets and logins on PostgreSQL: what is verified, where the password comes from, and the messages of connections that cannot work.
 import assert from 'node:assert/strict'
 import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -9,7 +9,7 @@ import { locatePostgres, startPostgres } from '../scripts/postgres.mjs'
 import { LockService } from '../index.js'
 import { withPostgres } from './postgres-client.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
-import { output, INDEX, rejects, until } from './tools.mjs'
+import { INDEX, later, output, rejects, until } from './tools.mjs'
 
 /** The rules of the server: the tests' own user without TLS, `app` with a password, `tls` with TLS, `cert` with a certificate. */
 const HBA = [
@@ -58,7 +58,7 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     mkdirSync(file('other'))
     await makeAuthority(file('other'))
     server = await startPostgres({ tls: { cert, key, ca }, hba: HBA })
-    plain = await startPostgres()
+    plain = await startPostgres({ hasSocket: true })
     await withPostgres(url(), async (client) => {
       for (const role of ['app', 'tls', 'cert']) {
         await client.query(`CREATE ROLE ${role} LOGIN PASSWORD '${PASSWORD}'`)
@@ -152,6 +152,62 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     await refused(/set tls\.certFile and tls\.keyFile/, url({ login: 'cert', query: '?sslmode=verify-ca' }), {
       tls: { caFile: file('ca.crt') },
     })
+    const files = Object.entries({ sslrootcert: 'ca.crt', sslcert: 'cert.crt', sslkey: 'cert.key' })
+    const query = files.map(([option, name]) => `&${option}=${encodeURIComponent(file(name))}`)
+    assert.equal(await use(url({ login: 'cert', query: `?sslmode=verify-ca${query.join('')}` })), true)
+  })
+
+  test('a statement of a call that rejects is cancelled at the server, over TLS', async () => {
+    const options = { tls: { caFile: file('ca.crt') }, storeTimeoutMs: 1000 }
+    const locks = await connectWith(
+      url({ host: 'db.example', login: `tls:${ENCODED}`, query: '?hostaddr=127.0.0.1&sslmode=verify-full' }),
+      options,
+    )
+    try {
+      assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)
+      await withPostgres(url(), async (client) => {
+        await client.query('BEGIN; LOCK TABLE locks, locks_waiters')
+        const waiting = async () =>
+          (
+            await client.query(
+              `SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
+                WHERE application_name = 'holdfast' AND wait_event_type = 'Lock'`,
+            )
+          ).rows
+        const calls = [locks.tryAcquire('n'), locks.acquire(['n', 'm'])].map(later)
+        const statements = await until('statements that wait', async () => {
+          const rows = await waiting()
+          return rows.length === calls.length && rows
+        })
+        assert.ok(statements.every(({ ssl }) => ssl))
+        for (const call of calls) await rejects(call, 'LOCK_STORE', { retryable: true })
+        await until('no statement is left', async () => (await waiting()).length === 0)
+        await client.query('ROLLBACK')
+      })
+      assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)
+    } finally {
+      await locks.close()
+    }
+  })
+
+  test('a Unix socket', async () => {
+    const socket = encodeURIComponent(plain.socket)
+    for (const target of [
+      `postgres://holdfast@/postgres?host=${socket}&port=${plain.port}`,
+      `postgres://holdfast@${socket}:${plain.port}/postgres`,
+    ]) {
+      const locks = await connectWith(target)
+      try {
+        const lock = await locks.acquire(['n', 'm'])
+        const text = "SELECT client_addr FROM pg_stat_activity WHERE application_name = 'holdfast'"
+        const { rows } = await withPostgres(plain.url, (client) => client.query(text))
+        assert.ok(rows.length > 0)
+        for (const { client_addr } of rows) assert.equal(client_addr, null, target)
+        assert.equal(await lock.release(), true)
+      } finally {
+        await locks.close()
+      }
+    }
   })
 
   const disable = '?sslmode=disable'

@@ -103,6 +103,7 @@ const EXPECTED = [
   ['docs/from/redlock.md', 'ExecutionError', ...does('sendReport', 0)],
   ['docs/from/advisory-locks.md', 'job:42', ...does('sendReport', 1)],
   ['docs/from/advisory-locks.md', 'late.rowCount', ...prints('1\n0\n')],
+  ['docs/from/advisory-locks.md', 'late.affectedRows', ...prints('1 0\n')],
   ['docs/from/shedlock.md', "'14m'", ...prints('done\n')],
 ]
 const expectationsOf = ({ document, code }) =>
@@ -113,7 +114,7 @@ before(() => {
   installDependencies('bench')
   project = new Project()
   project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core')
-  project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata', 'pg', 'knex', 'mysql2')
+  project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata', 'pg', 'knex', 'mysql2', 'typeorm')
   project.alsoHas('.', '@nestjs/common', '@nestjs/core', '@nestjs/schedule')
 })
 after(() => project?.close())
@@ -128,8 +129,10 @@ const notRun = () => {}
 
 const RUNNERS = {
   js: (block, t) => onServer(block, t, (code) => runExpecting((_, options) => project.js(code, options), block)),
-  ts: (block) =>
-    block.check === 'types' ? project.types(block.code) : runExpecting((...args) => project.ts(...args), block),
+  ts: (block, t) =>
+    block.check === 'types'
+      ? project.types(block.code)
+      : onServer(block, t, (code) => runExpecting((_, options) => project.ts(code, options), block)),
   diff: runDiff,
   sh: runShell,
   redis: ({ code }, t) => runRedis(code, t),

@@ -55,6 +55,27 @@ const lease = (index) => cell('bench/results-leases.md', 'A ttl of 30 s, for 30 
 const server = (start) => cell('docs/speed.md', 'The server', [start], 2)
 const size = (name) => one(Number(cell('bench/results.md', 'Import and installed size', [name], 4)))
 
+const POSTGRES = 'bench/results-postgres.md'
+const MARIADB = 'bench/results-mysql.md'
+/** Columns of the pairs. */
+const [PER_SECOND, P50, CLIENT_CPU, SERVER_CPU, RATIO] = [2, 3, 6, 7, 9]
+
+/** Returns a cell of the pairs on an SQL server as a number. */
+function pairs(file, load, contender, index) {
+  const [, section = ''] = read(file).split(/^## Pairs, .*$/m)
+  const [, part = ''] = section.split(`\n### ${load} in flight\n`)
+  const row = part.split('\n### ')[0].match(new RegExp(`^\\| ${contender} \\|.*$`, 'm'))
+  if (!row) throw new Error(`${file}: no pairs of ${contender} with ${load} in flight`)
+  return parseFloat(row[0].split('|')[index])
+}
+
+/** Formats microseconds as milliseconds. */
+const ms = (us) => (us / 1000).toFixed(2)
+const p50 = (file, contender) => ms(pairs(file, 1, contender, P50))
+const cpu = (file) => (pairs(file, 64, 'holdfast', CLIENT_CPU) + pairs(file, 64, 'holdfast', SERVER_CPU)).toFixed(0)
+const handOff = (file, load, index = 4) => cell(file, load, ['holdfast', 'default'], index)
+const PROCESSES = '16 waiters in 16 processes'
+
 /** The sentences with figures, by file: `#` is a figure. */
 const SENTENCES = {
   'README.md': () => [
@@ -102,6 +123,31 @@ const SENTENCES = {
     [
       '# to # times the pairs per second of `mongodb-lock`, # to # times those of the gist',
       [...range(MONGODB, FASTEST), ...range(MONGODB, FLOOR)].map(one),
+    ],
+  ],
+  'docs/speed-sql.md': () => [
+    [
+      'the bare commits take # ms on PostgreSQL and # ms on MariaDB, and advisory locks # ms in all',
+      [p50(POSTGRES, 'bare-commits'), p50(MARIADB, 'bare-commits'), p50(POSTGRES, 'advisory-locks')],
+    ],
+    ['A pair takes # and # ms', [p50(POSTGRES, 'holdfast'), p50(MARIADB, 'holdfast')]],
+    [
+      '# and # times the bare commits with 64 in flight',
+      [POSTGRES, MARIADB].map((file) => one(pairs(file, 64, 'bare-commits', RATIO))),
+    ],
+    ['# µs per pair on PostgreSQL, # on MariaDB', [POSTGRES, MARIADB].map(cpu)],
+    ['# ms between 16 processes', [one(Number(handOff(MARIADB, PROCESSES)))]],
+  ],
+  'docs/stores/postgresql.md': () => [
+    [
+      'A hand-off takes # ms, # round trips of a quiet connection',
+      [handOff(POSTGRES, '1 waiter'), handOff(POSTGRES, '1 waiter', 7)],
+    ],
+  ],
+  'docs/stores/mysql.md': () => [
+    [
+      'a hand-off takes # ms within a process, and # ms between 16 processes',
+      ['1 waiter', PROCESSES].map((load) => one(Number(handOff(MARIADB, load)))),
     ],
   ],
   'docs/stores/redis-quorum.md': () => [
@@ -160,16 +206,45 @@ function ratios() {
   return [head, `|---|---|${'---:|'.repeat(COLUMNS.length)}`, ...lines].join('\n')
 }
 
+/** The rows of the table of docs/speed-sql.md. @type {[string, string, string][]} */
+const SQL_ROWS = [
+  ['PostgreSQL: `acquire` and `release`', POSTGRES, 'holdfast'],
+  ['two bare commits, the second one asynchronous', POSTGRES, 'bare-commits'],
+  ['advisory locks, a pool of 10', POSTGRES, 'advisory-locks'],
+  ['advisory locks, one connection that pipelines', POSTGRES, 'advisory-pipelined'],
+  ['verrou on Knex', POSTGRES, 'verrou-knex'],
+  ['MariaDB: `acquire` and `release`', MARIADB, 'holdfast'],
+  ['two bare commits', MARIADB, 'bare-commits'],
+  ['`GET_LOCK`, a pool of 10', MARIADB, 'get-lock'],
+]
+
+/** Formats the table of docs/speed-sql.md: pairs per second, with three digits that count. */
+function pairsOnSql() {
+  const count = (number) => Number(number.toPrecision(3)).toLocaleString('en').replaceAll(',', ' ')
+  const lines = SQL_ROWS.map(([what, file, contender]) => {
+    const cells = [1, 64, 256].map((load) => count(pairs(file, load, contender, PER_SECOND)))
+    return `| ${what} | ${cells.join(' | ')} |`
+  })
+  return ['| | 1 in flight | 64 | 256 |', '|---|---:|---:|---:|', ...lines].join('\n')
+}
+
+/** The tables, by file. */
+const TABLES = { 'docs/speed.md': ratios, 'docs/speed-sql.md': pairsOnSql }
+
 /** Returns each document with the figures of the last run, by file. */
 export function documentsWithFigures() {
-  const documents = Object.entries(SENTENCES).map(([file, sentences]) => [
-    file,
-    sentences().reduce((text, [sentence, figures]) => withSentence(file, text, sentence, figures), read(file)),
-  ])
-  const speed = read('docs/speed.md')
-  if (!TABLE.test(speed)) throw new Error('docs/speed.md has no place for the table of ratios')
-  documents.push(['docs/speed.md', speed.replace(TABLE, (_, start, end) => `${start}\n${ratios()}\n${end}`)])
-  return Object.fromEntries(documents)
+  const documents = Object.fromEntries(
+    Object.entries(SENTENCES).map(([file, sentences]) => [
+      file,
+      sentences().reduce((text, [sentence, figures]) => withSentence(file, text, sentence, figures), read(file)),
+    ]),
+  )
+  for (const [file, table] of Object.entries(TABLES)) {
+    const text = documents[file] ?? read(file)
+    if (!TABLE.test(text)) throw new Error(`${file} has no place for its table`)
+    documents[file] = text.replace(TABLE, (_, start, end) => `${start}\n${table()}\n${end}`)
+  }
+  return documents
 }
 
 /** Writes the figures of the last run into the documents. */

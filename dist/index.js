@@ -1318,7 +1318,8 @@ const PEM = ['ca', 'cert', 'key'];
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure'];
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect'];
-const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE or sqlite:PATH (or set HOLDFAST_URL)';
+const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE or sqlite:PATH ' +
+    '(or set HOLDFAST_URL)';
 /** The variables of PostgreSQL's tools that have what a URL leaves out. */
 const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ');
 /** Rejects a target that is present but empty: probably a setting is missing, and the local store is not what is meant. */

@@ -23,7 +23,8 @@ const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecur
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect']
 const EXAMPLE =
-  'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE or sqlite:PATH (or set HOLDFAST_URL)'
+  'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE or sqlite:PATH ' +
+  '(or set HOLDFAST_URL)'
 /** The variables of PostgreSQL's tools that have what a URL leaves out. */
 const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ')
 

@@ -2,7 +2,7 @@
 // `otel.d.ts`. Passes its arguments to `napi build`, for example `--release`, except for two: `--pgo` creates a profile first
 // (pgo.mjs), and `--ts` compiles `lib/` only.
 import { execFileSync } from 'node:child_process'
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
@@ -15,7 +15,8 @@ installDependencies()
 const given = process.argv.slice(2)
 const rest = given.filter((argument) => argument !== '--pgo' && argument !== '--ts')
 const onlyTypeScript = given.includes('--ts')
-if (given.includes('--pgo')) {
+const hasProfile = given.includes('--pgo')
+if (hasProfile) {
   const { hostTarget, profile } = await import('./pgo.mjs')
   // The profile is valid for the target that napi passes to cargo, and for no other.
   const { values } = parseArgs({
@@ -25,8 +26,17 @@ if (given.includes('--pgo')) {
   })
   process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(values.target)].filter(Boolean).join(' ')
 }
+const startedAt = Date.now()
 const args = ['build', '--platform', '--no-js', '--dts', 'lib/addon.d.ts', '--no-dts-header', ...rest]
 if (!onlyTypeScript) execFileSync(process.execPath, [commandOf('@napi-rs/cli', 'napi'), ...args], { stdio: 'inherit' })
+if (hasProfile) {
+  const { checkSize } = await import('./pgo.mjs')
+  const built = readdirSync('.').filter(
+    (file) => /^holdfast\..*\.node$/.test(file) && statSync(file).mtimeMs >= startedAt,
+  )
+  if (built.length !== 1) throw new Error(`the build wrote ${built.length} addons: ${built}`)
+  checkSize(built[0])
+}
 await compile()
 
 /**

@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
-import { locateMariadb, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
+import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
 import { run, step } from './steps.mjs'
@@ -62,6 +62,7 @@ const fetching = Promise.allSettled([
   locatePostgres(),
   locatePgBouncer(),
   locateMariadb(),
+  locateMysql(),
 ])
 await step('format', async () => {
   await must('cargo', ['fmt', '--check'])

@@ -60,7 +60,7 @@ export async function startMysql({ fsync = false, settings = {}, tls } = {}) {
       argv: [path, '--no-defaults', ...flags],
       user,
       ready: async (log) => /ready for connections/.test(log) && (await isPrepared(client, dir)),
-      properties: { url: `mysql://holdfast@127.0.0.1:${port}/holdfast` },
+      properties: { url: `mysql://holdfast@127.0.0.1:${port}/holdfast`, socket: all.socket },
     }
   })
 }

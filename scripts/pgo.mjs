@@ -4,9 +4,9 @@
 // Needs an `llvm-profdata` of rustc's LLVM or a later one: `rustup component add llvm-tools`, or Debian's `llvm-22` for LLVM 22.
 // The names of functions depend on the target, so a profile is valid for one target only.
 import { execFileSync } from 'node:child_process'
-import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
+import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { basename, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { startRedis } from './servers.mjs'
 import { startRedisQuorum } from './topologies.mjs'
@@ -18,6 +18,8 @@ const LIBRARY = LIBRARIES[process.platform] ?? 'libholdfast.so'
 // The duration of each part of the workload. It uses Redis only: with a workload on MongoDB of a tenth of this duration, the addon
 // is a tenth larger, and a call to MongoDB saves 25 % of the client's CPU instead of 17 %.
 const PART_MS = 1500
+/** The largest addon with a profile, in MiB. Without a profile it is about a MiB larger. */
+const LARGEST_MIB = 14
 
 const rustc = Object.fromEntries(
   execFileSync('rustc', ['-vV'], { encoding: 'utf8' })
@@ -65,6 +67,19 @@ export function buildLibrary(target, folder, flags) {
   const addon = join(mkdtempSync(join(tmpdir(), 'holdfast-build-')), 'holdfast.node')
   copyFileSync(join(folder, target, 'release', LIBRARY), addon)
   return addon
+}
+
+/**
+ * Throws if an addon that was built with a profile is too large.
+ *
+ * @param {string} path
+ */
+export function checkSize(path) {
+  const mib = statSync(path).size / 2 ** 20
+  if (mib > LARGEST_MIB)
+    throw new Error(
+      `${basename(path)} has ${mib.toFixed(2)} MiB; with a profile it must have at most ${LARGEST_MIB} MiB`,
+    )
 }
 
 /** Creates the profile. Returns the option for rustc. */

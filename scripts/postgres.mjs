@@ -15,13 +15,13 @@ const run = promisify(execFile)
  * Starts a PostgreSQL server with the superuser `holdfast` and no password. Without `fsync` a commit does not wait for the disk.
  *
  * `tls`: paths of its certificate, its key and the authority of clients. `hba`: its rules for logins. `standbyOf`: another server,
- * whose standby it is.
+ * whose standby it is. With `hasSocket` it has a Unix socket in the folder `socket`.
  *
  * @typedef {{ cert: string, key: string, ca: string }} PostgresTls
- * @typedef {{ fsync?: boolean, settings?: Record<string, string | number>, tls?: PostgresTls, hba?: string[], standbyOf?: { port: number } }} PostgresOptions
+ * @typedef {{ fsync?: boolean, settings?: Record<string, string | number>, tls?: PostgresTls, hba?: string[], standbyOf?: { port: number }, hasSocket?: boolean }} PostgresOptions
  * @param {PostgresOptions} [options]
  */
-export async function startPostgres({ fsync = false, settings = {}, tls, hba, standbyOf } = {}) {
+export async function startPostgres({ fsync = false, settings = {}, tls, hba, standbyOf, hasSocket = false } = {}) {
   const bin = await locatePostgres()
   const user = await account('postgres')
   return startServer(async (dir, port) => {
@@ -39,7 +39,7 @@ export async function startPostgres({ fsync = false, settings = {}, tls, hba, st
     const all = {
       listen_addresses: "'127.0.0.1'",
       port,
-      unix_socket_directories: "''",
+      unix_socket_directories: hasSocket ? `'${dir}'` : "''",
       fsync: fsync ? 'on' : 'off',
       // In the folder, so that a killed server leaves nothing in /dev/shm.
       dynamic_shared_memory_type: 'mmap',
@@ -58,7 +58,7 @@ export async function startPostgres({ fsync = false, settings = {}, tls, hba, st
       restartSignal: 'SIGINT',
       user,
       ready: async (log) => /ready to accept (read[- ]only )?connections/.test(log),
-      properties: { url: `postgres://holdfast@127.0.0.1:${port}/postgres` },
+      properties: { url: `postgres://holdfast@127.0.0.1:${port}/postgres`, socket: hasSocket ? dir : '' },
     }
   })
 }

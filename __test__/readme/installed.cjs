@@ -1,11 +1,14 @@
 // The package `holdfast` in the node_modules of a test project: replaces the servers of the documents' examples by the test
-// servers, or by `memory:` where there are none, and the embedded store by a file of the project.
+// servers, or by `memory:` where there are none, and the embedded store by a file of the project. The URL of an SQL server that the tests
+// have put into an example remains.
 const { randomBytes } = require('node:crypto')
 const { isLockError, Lock, LockError, LockService } = require(`${process.env.README_ROOT}/index.js`)
 
 // A separate database needs no prefix: its documents are the same as a reader's.
 const own = process.env.README_MONGODB_URL
 const SERVERS = { redis: process.env.HOLDFAST_TEST_REDIS_URL, mongodb: own ?? process.env.HOLDFAST_TEST_MONGODB_URL }
+const SQL_SERVERS = [process.env.HOLDFAST_TEST_POSTGRES_URL, process.env.HOLDFAST_TEST_MYSQL_URL]
+const isSqlServer = (target) => SQL_SERVERS.some((url) => url && new URL(url).host === new URL(target).host)
 const options = own ? {} : { keyPrefix: `readme:${randomBytes(6).toString('hex')}:` }
 const embedded = `sqlite:${__dirname}/locks.sqlite`
 
@@ -25,6 +28,7 @@ exports.LockService = {
       const { host, port, database, username, password, credentials, tls, ...more } = target
       return SERVERS.redis ? LockService.connect(SERVERS.redis, { ...options, ...more }) : memory(more)
     }
+    if (/^(postgres|mysql):/.test(target) && isSqlServer(target)) return LockService.connect(target, given)
     const server = SERVERS[/^(\w+):/.exec(target)?.[1]]
     return server ? LockService.connect(server, { ...options, ...given }) : memory(given)
   },

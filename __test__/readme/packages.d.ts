@@ -36,14 +36,6 @@ declare module '@prisma/client' {
   }
 }
 
-declare module 'typeorm' {
-  export class DataSource {
-    constructor(options: { type: 'postgres'; url: string })
-    initialize(): Promise<this>
-    query(text: string, values?: unknown[]): Promise<any>
-  }
-}
-
 declare module '@aws-sdk/client-s3' {
   interface ObjectName {
     Bucket: string

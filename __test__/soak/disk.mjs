@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { LockService } from '../../index.js'
 import { until } from '../tools.mjs'
+import { LeftOut } from './checks.mjs'
 
 /** Mounts a small disk in memory. `undefined`: this process may not. */
 function mountDisk(bytes) {
@@ -21,11 +22,11 @@ function mountDisk(bytes) {
 
 /**
  * Starts a server on a small disk, and fills the disk: calls are granted or reject with a retryable error, and are granted again
- * when there is room. `isUp` rejects when the server has ended.
+ * when there is room. `isUp` rejects when the server has ended. Rejects with `LeftOut` if this process may not mount a disk.
  */
 export async function onFullDisk({ bytes, start, isUp }) {
   const disk = mountDisk(bytes)
-  if (!disk) return 'left out: this process may not mount a disk'
+  if (!disk) throw new LeftOut('this process may not mount a disk')
   const { HOLDFAST_SERVERS_DIR } = process.env
   process.env.HOLDFAST_SERVERS_DIR = disk
   const server = await start().finally(() => {

@@ -1,0 +1,4 @@
+// The queue in MariaDB or MySQL.
+import { queue } from './queue.mjs'
+
+queue('mysql')

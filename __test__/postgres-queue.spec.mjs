@@ -1,0 +1,4 @@
+// The queue in PostgreSQL.
+import { queue } from './queue.mjs'
+
+queue('postgres')
