@@ -52,7 +52,7 @@ mod worker;
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 /// Maximum number of calls that are executed as single statements together.
-const STATEMENT_BATCH: usize = 256;
+pub(super) const STATEMENT_BATCH: usize = 256;
 
 /// The server of one store.
 pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {

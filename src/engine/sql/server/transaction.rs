@@ -23,6 +23,8 @@ pub(in crate::engine::sql) struct Plan {
     pub owners: Vec<String>,
     /// Whether each job is a part of it.
     takes: Vec<bool>,
+    /// The names that a check found free.
+    free: Vec<StoredName>,
     /// The names whose positions are counted again.
     recounted: Vec<StoredName>,
 }
@@ -47,6 +49,12 @@ impl Prefix {
         [self.0.as_bytes(), key.as_str().as_bytes()].concat()
     }
 
+    /// Returns a name from its stored form.
+    fn key(&self, name: &StoredName) -> Option<Key> {
+        let name = name.strip_prefix(self.0.as_bytes())?;
+        Key::new(std::str::from_utf8(name).ok()?).ok()
+    }
+
     fn all(&self, claim: &Claim) -> Vec<StoredName> {
         claim.keys().iter().map(|key| self.stored(key)).collect()
     }
@@ -63,7 +71,10 @@ impl Plan {
         match checked {
             Checked::None => {}
             // The row of a name with waiters may have been deleted by hand.
-            Checked::Free(names) => plan.names.extend(names.iter().map(|name| (name.clone(), true))),
+            Checked::Free(names) => {
+                plan.names.extend(names.iter().map(|name| (name.clone(), true)));
+                plan.free.extend_from_slice(names);
+            }
             Checked::Pruned(names) => {
                 plan.names.extend(names.iter().map(|name| (name.clone(), true)));
                 plan.recounted.extend_from_slice(names);
@@ -165,6 +176,9 @@ async fn in_transaction<S: Server>(
     let mut tickets = session.commit(process, &changes).await?;
     effects.notices = std::mem::take(&mut changes.notices);
     effects.notices.retain(|notice| notice.engine.is_none());
+    // The waiter that has the name now may be that of a process that has ended.
+    let handed = |name: &StoredName| Some((prefix.key(name)?, ledger.busy_for(name)?));
+    effects.handed = plan.free.iter().filter_map(handed).collect();
     for (claim, name) in waiting {
         let owner = claim.owner.clone();
         match tickets.remove(owner.as_str()) {

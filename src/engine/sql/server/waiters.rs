@@ -18,10 +18,10 @@ use tokio::task::AbortHandle;
 use super::Server;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::HandOff;
 use crate::engine::hand_off::ClockReading;
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
 use crate::engine::sql::ledger::{News, Notice, RESERVED};
+use crate::engine::{HandOff, RESERVATION};
 use crate::event_loop::Task;
 use crate::model::{Key, OwnerToken};
 
@@ -49,6 +49,8 @@ pub(super) struct Effects {
     pub left: Vec<OwnerToken>,
     /// The notices for waiters of this process.
     pub notices: Vec<Notice>,
+    /// Names that a check found free and that were handed off, and the time until each may be free again.
+    pub handed: Vec<(Key, Duration)>,
 }
 
 /// A waiter in a queue.
@@ -125,6 +127,9 @@ impl<S: Server> Waiters<S> {
         }
         if has_entered && self.server.is_notified() {
             self.listen();
+        }
+        for (name, left) in &effects.handed {
+            self.set_busy_for(name, *left, RESERVATION, 0);
         }
         effects.notices.iter().for_each(|notice| self.notify(notice));
     }

@@ -138,6 +138,10 @@ impl TestDatabase for Database {
         let us = seconds * 1_000_000;
         format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) - {us}")
     }
+
+    fn after(ms: u64) -> String {
+        format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + {ms}000")
+    }
 }
 
 server_tests!(Database);

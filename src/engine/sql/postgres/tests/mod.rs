@@ -124,6 +124,10 @@ impl TestDatabase for Database {
     fn ago(seconds: u64) -> String {
         format!("clock_timestamp() - interval '{seconds} seconds'")
     }
+
+    fn after(ms: u64) -> String {
+        format!("clock_timestamp() + interval '{ms} milliseconds'")
+    }
 }
 
 server_tests!(Database);

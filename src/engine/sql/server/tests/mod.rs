@@ -29,6 +29,7 @@ macro_rules! server_tests {
             an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped, each_connection_is_opened_again_when_it_ends_alone,
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
+            a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends,
             // rows.rs
             fencing_tokens_grow_when_the_clock_steps_back, a_sweep_removes_old_rows_of_free_names, a_sweep_reads_each_row_once,
             the_engine_sweeps,
@@ -72,8 +73,11 @@ pub(in crate::engine::sql) trait TestDatabase {
     /// Ends a connection.
     async fn end(&mut self, connection: i64);
 
-    /// Returns the expression of a time.
+    /// Returns the expression of a time in the past.
     fn ago(seconds: u64) -> String;
+
+    /// Returns the expression of a time in the future.
+    fn after(ms: u64) -> String;
 
     async fn engine(&self) -> Arc<ServerEngine<Self::Server>> {
         self.open(self.url()).await
