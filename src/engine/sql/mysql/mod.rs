@@ -1,7 +1,8 @@
 //! MySQL 8.0 and MariaDB 10.6, and later: a held lock is one row, and the server's clock decides. `sql/server/` has the engine.
 //!
 //! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
-//! - `tables.rs`: the tables. `packet.rs`: several statements in one packet, and their answers.
+//! - `tables.rs`: the tables. `packet.rs`: several statements in one packet, and their answers. `prepared.rs`: the sizes of
+//!   prepared statements.
 //! - `single.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what a service
 //!   does beside its calls.
 //!
@@ -26,6 +27,7 @@ mod checks;
 mod config;
 mod error;
 mod packet;
+mod prepared;
 mod session;
 mod single;
 mod tables;

@@ -10,6 +10,7 @@ use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::{Arguments as _, Row as _};
 
 use super::packet::{CLOCK, Hex, NOW, Nullable, Packet, Row, joined, list, rows};
+use super::prepared::{prepared_size, repeated};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::sql::Page;
@@ -36,23 +37,6 @@ pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> 
         granted: granted.ok_or_else(failure),
         read: leases.ok_or_else(failure),
     }
-}
-
-/// Returns the number of values with which a prepared statement is executed for `count` calls: 1, 2, 3, 4, 6, 8, 12, 16 and so on, so that a
-/// connection has few statements. The last call is repeated.
-fn prepared_size(count: usize) -> usize {
-    let power = count.next_power_of_two();
-    if power >= 4 && count <= power / 4 * 3 {
-        power / 4 * 3
-    } else {
-        power
-    }
-}
-
-/// Returns calls, with the last one repeated up to the size of a prepared statement.
-fn repeated<T>(calls: &[T]) -> impl Iterator<Item = &T> {
-    let rest = prepared_size(calls.len()) - calls.len();
-    calls.iter().chain(std::iter::repeat_n(calls.last(), rest).flatten())
 }
 
 /// Adds a value to those of a prepared statement.
@@ -384,28 +368,4 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
     let leases = |index: &usize| rows(&answers, *index).iter().map(lease).collect();
     let read: Option<Vec<Vec<Lease>>> = indexes.iter().map(leases).collect();
     read.ok_or_else(|| session.unexpected())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::super::config::PREPARED;
-    use super::*;
-    use crate::engine::sql::server::STATEMENT_BATCH;
-
-    #[test]
-    fn a_connection_has_few_prepared_statements() {
-        let sizes: BTreeSet<usize> = (1..=STATEMENT_BATCH).map(prepared_size).collect();
-        let all = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
-        assert_eq!(sizes, BTreeSet::from(all));
-        assert!(2 * sizes.len() <= PREPARED);
-        assert!((1..=STATEMENT_BATCH).all(|count| prepared_size(count) >= count));
-    }
-
-    #[test]
-    fn the_last_call_is_repeated() {
-        assert_eq!(repeated(&[1, 2, 3, 4, 5]).collect::<Vec<_>>(), [&1, &2, &3, &4, &5, &5]);
-        assert_eq!(repeated(&[1, 2, 3]).count(), 3);
-    }
 }

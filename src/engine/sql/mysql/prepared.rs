@@ -1,0 +1,42 @@
+//! The sizes of prepared statements.
+
+/// Returns the number of values with which a prepared statement is executed for `count` calls: 1, 2, 3, 4, 6, 8, 12, 16 and so on, so that a
+/// connection has few statements. The last call is repeated.
+pub(super) fn prepared_size(count: usize) -> usize {
+    let power = count.next_power_of_two();
+    if power >= 4 && count <= power / 4 * 3 {
+        power / 4 * 3
+    } else {
+        power
+    }
+}
+
+/// Returns calls, with the last one repeated up to the size of a prepared statement.
+pub(super) fn repeated<T>(calls: &[T]) -> impl Iterator<Item = &T> {
+    let rest = prepared_size(calls.len()) - calls.len();
+    calls.iter().chain(std::iter::repeat_n(calls.last(), rest).flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::engine::sql::mysql::config::PREPARED;
+    use crate::engine::sql::server::STATEMENT_BATCH;
+
+    #[test]
+    fn a_connection_has_few_prepared_statements() {
+        let sizes: BTreeSet<usize> = (1..=STATEMENT_BATCH).map(prepared_size).collect();
+        let all = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+        assert_eq!(sizes, BTreeSet::from(all));
+        assert!(2 * sizes.len() <= PREPARED);
+        assert!((1..=STATEMENT_BATCH).all(|count| prepared_size(count) >= count));
+    }
+
+    #[test]
+    fn the_last_call_is_repeated() {
+        assert_eq!(repeated(&[1, 2, 3, 4, 5]).collect::<Vec<_>>(), [&1, &2, &3, &4, &5, &5]);
+        assert_eq!(repeated(&[1, 2, 3]).count(), 3);
+    }
+}
