@@ -98,6 +98,9 @@ async function openRedis({ target, servers: [server] }) {
     probe: 'PING of ioredis',
     ping: () => client.ping(),
     bare: {
+      column: 'in bare hand-offs',
+      title: 'A bare hand-off',
+      takes: 'takes',
       about:
         'a script of ioredis that compares, stores the next holder, and publishes a message to another connection of the process',
       prepare: () => client.set('bare', 'holder'),
@@ -156,6 +159,20 @@ async function openPostgres({ target, probe }) {
   return {
     probe: '`SELECT 1` of `pg`',
     ping: () => client.query('SELECT 1'),
+    bare: {
+      column: 'in four round trips and a commit',
+      title: 'Four round trips and a commit',
+      takes: 'take',
+      about: '`SELECT 1` of `pg`, four times in turn, and one `UPDATE` of a row',
+      async prepare() {
+        await client.query('CREATE TABLE IF NOT EXISTS bare (id integer PRIMARY KEY, value integer)')
+        await client.query('INSERT INTO bare VALUES (1, 0) ON CONFLICT DO NOTHING')
+      },
+      async handOff() {
+        for (let trip = 0; trip < 4; trip++) await client.query('SELECT 1')
+        await client.query('UPDATE bare SET value = value + 1 WHERE id = 1')
+      },
+    },
     reset: async () => {
       const { rows } = await client.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
       if (rows.length > 0) await client.query(`TRUNCATE ${rows.map(({ tablename }) => tablename).join()}`)
@@ -256,10 +273,11 @@ async function measureStore(store, open, all, timing, link) {
       for (const contender of contenders) idle.push(await countIdleCommands(await start(contender, 4), server, times))
     await server.close()
     const about = roundTrips(title, server, trips)
-    if (link) return tables(loads, contenders, results, trips, [about, ''])
+    const column = server.bare?.column
+    if (link) return tables(loads, contenders, results, trips, column, [about, ''])
     return [
       ...intro(about, server, times),
-      ...tables(loads, contenders, results, trips),
+      ...tables(loads, contenders, results, trips, column),
       ...idleTable(contenders, idle, times),
     ]
   })
@@ -316,7 +334,7 @@ const p99 = (values) =>
 const roundTrips = (title, { probe, bare }, trips) =>
   `${title} on loopback. A round trip (the median ${probe} in the same run) takes ${spread(trips.busy)} µs without pauses, and ` +
   `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, like the one before each hand-off.` +
-  (bare ? ` A bare hand-off (${bare.about}) takes ${spread(trips.bare)} µs after such a pause.` : '')
+  (bare ? ` ${bare.title} (${bare.about}) ${bare.takes} ${spread(trips.bare)} µs after such a pause.` : '')
 
 function intro(about, { counted }, { rounds, handOffs, longestMs, contendMs }) {
   return [
@@ -333,7 +351,7 @@ function intro(about, { counted }, { rounds, handOffs, longestMs, contendMs }) {
   ]
 }
 
-function tables(loads, contenders, results, trips, note = []) {
+function tables(loads, contenders, results, trips, column, note = []) {
   const [busy, idle] = [median(trips.busy), median(trips.idle)]
   const bare = trips.bare.length > 0 ? median(trips.bare) : undefined
   const row = (at) => (contender, index) => {
@@ -356,7 +374,7 @@ function tables(loads, contenders, results, trips, note = []) {
     `## ${title}`,
     '',
     ...note,
-    `| | setting | hand-offs | median, ms | p99, ms | in round trips | in round trips after a pause |${bare ? ' in bare hand-offs |' : ''} holdfast is faster | commands per hand-off | grants per second |`,
+    `| | setting | hand-offs | median, ms | p99, ms | in round trips | in round trips after a pause |${bare ? ` ${column} |` : ''} holdfast is faster | commands per hand-off | grants per second |`,
     `|---|---|${'---:|'.repeat(bare ? 9 : 8)}`,
     ...contenders.map(row(at)),
     '',
