@@ -76,25 +76,33 @@ async function leasesOn(store, { quick }) {
   const [count, [{ ttlMs, settleMs, watchMs }]] = quick ? [200, QUICK_LOADS] : [10_000, LOADS]
   return onStore(store, async ({ target, probe }) => {
     const holder = await startContender('holdfast', target, ['--expose-gc'])
+    const watch = async (ms) => {
+      const spent = await probe.start()
+      const { cpuPercent, lost } = await holder.ask({ what: 'watch', ms })
+      const { cpuUs } = await spent()
+      // Separate from the timed run: the count makes a server slower.
+      const counted = await probe.count()
+      await holder.ask({ what: 'watch', ms })
+      const statements = await counted()
+      const figures = [cpuPercent, cpuUs / ms / 10, (statements / ms) * 1000].map((figure) => figure.toFixed(1))
+      return { lost, statements, cells: figures.join(' | ') }
+    }
+    await holder.ask({ what: 'pair', inFlight: 1, ms: 100, prefix: 'idle' })
+    await sleep(settleMs)
+    const idle = await watch(watchMs / 3)
     await holder.ask({ what: 'hold', count, ttlMs })
     await sleep(settleMs)
-    const spent = await probe.start()
-    const { cpuPercent, lost } = await holder.ask({ what: 'watch', ms: watchMs })
-    const { cpuUs } = await spent()
-    // Separate from the timed run: the count makes a server slower.
-    const counted = await probe.count()
-    await holder.ask({ what: 'watch', ms: watchMs })
-    const statements = await counted()
+    const busy = await watch(watchMs)
     await holder.kill()
-    if (statements === 0 || lost > 0)
-      throw new Error(`holdfast lost ${lost} of ${count} leases in ${statements} statements`)
-    const figures = [cpuPercent, cpuUs / watchMs / 10, (statements / watchMs) * 1000].map((figure) => figure.toFixed(1))
+    if (busy.statements === 0 || busy.lost > 0)
+      throw new Error(`holdfast lost ${busy.lost} of ${count} leases in ${busy.statements} statements`)
     const markdown = [
       `## ${count} leases with a ttl of ${ttlMs / 1000} s, for ${watchMs / 1000} s`,
       '',
       '| | client CPU, % of a core | server CPU, % of a core | statements per second |',
       '|---|---:|---:|---:|',
-      `| holdfast | ${figures.join(' | ')} |`,
+      `| holdfast | ${busy.cells} |`,
+      `| holdfast, no lease and no waiter, for ${watchMs / 3000} s | ${idle.cells} |`,
       '',
     ].join('\n')
     return { fields: [], names: ['holdfast'], markdown }
