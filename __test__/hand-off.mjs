@@ -29,7 +29,7 @@ function waitFor(locks, options) {
 }
 
 /**
- * The cases for every server store that sends a message with each hand-off: not for MySQL, where waiters poll.
+ * The cases for every server store that sends a message with each hand-off. On MySQL, waiters poll.
  *
  * @param {'redis' | 'mongodb-replica-set' | 'postgres'} kind
  */

@@ -65,7 +65,7 @@ test(
   },
 )
 
-test('an addon that is too large is an error with both sizes', async () => {
+test('an addon that is too large is an error that has its size and the limit', async () => {
   const folder = await mkdtemp(join(tmpdir(), 'holdfast-size-'))
   const addon = join(folder, 'holdfast.node')
   try {

@@ -22,7 +22,7 @@ describe('postgres: durability', { concurrency: 1 }, () => {
         services.push(service)
         return service
       }
-      /** With a name of a standby that does not exist, commits wait for it. */
+      /** Sets the standbys for which commits wait. With the name of a standby that does not exist, they wait until the next change. */
       const standbys = (/** @type {string} */ names) =>
         withPostgres(server.url, async (client) => {
           await client.query(`ALTER SYSTEM SET synchronous_standby_names = '${names}'`)
@@ -71,7 +71,7 @@ describe('postgres: durability', { concurrency: 1 }, () => {
 
   test('a hand-off waits for standbys', async ({ connect, standbys }) => {
     const [locks, other] = [await connect(), await connect()]
-    // The first round releases by another statement than the next ones: it does not know yet that the name has a queue. Names that are
+    // In the first round the engine does not know yet that the name has a queue, and releases by another statement. Names that are
     // released together share a statement.
     for (const { service, names } of [
       { service: other, names: ['n'] },

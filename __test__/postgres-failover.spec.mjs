@@ -166,7 +166,7 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
         tookMs.push(performance.now() - releasedAt)
         assert.equal(await next.release(), true)
       }
-      // Without the notifications a waiter would find its grant with the heartbeat, every 2 s. The machine may stand still now and then.
+      // Without notifications a waiter would find its grant with the heartbeat, every 2 s. The machine may stall: the median counts.
       assert.ok(median(tookMs) < 1000, `${tookMs} ms`)
       await closeAll()
     }

@@ -14,7 +14,7 @@ const longestDelayMs = (kind) => (kind === 'postgres' || kind === 'mysql' ? 4500
 const waiterProcesses = (t, store) => new WaiterProcesses(t, { url: store.target, options: store.options })
 
 /**
- * The cases for every store with a queue between processes on a server.
+ * The cases for every server store whose queue has the waiters of all processes.
  *
  * @param {'redis' | 'mongodb-replica-set' | 'postgres' | 'mysql'} kind
  */
@@ -181,7 +181,7 @@ export function queue(kind) {
       assert.equal(await held.release(), true)
       await until('the next live waiter is served', async () => (await waiters.served()).length > 0)
       const tookMs = performance.now() - releasedAt
-      // Once for the process, and not for each of its waiters.
+      // One delay for the process, and none for each further waiter of it.
       assert.ok(tookMs < longestDelayMs(kind), `it took ${tookMs} ms`)
       // While `b0` holds the name.
       by.a.kill('SIGCONT')

@@ -1,5 +1,5 @@
-// The tasks of the engines of SQL servers, and PostgreSQL's sockets, are polled by Node's event loop: calls while it is blocked, and at
-// the end of an environment.
+// Node's event loop polls the tasks of the engines of SQL servers, and PostgreSQL's sockets. The tests make calls while the loop is blocked
+// and at the end of an environment.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { Worker } from 'node:worker_threads'
@@ -19,7 +19,7 @@ const WORKER = `
     parentPort.postMessage('waits')
   })`
 
-/** Holds `handed`; when asked to, waits for it behind another waiter, and releases it. */
+/** Holds `handed`. After a message it waits for the name behind another waiter, and releases it. */
 const HOLDER = `
   const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
   import(index).then(async ({ LockService }) => {
@@ -36,7 +36,7 @@ const HOLDER = `
     parentPort.postMessage('held')
   })`
 
-/** Counts the connections of all services by their last statements, which have the table `table`. */
+/** Count the connections of all services: on PostgreSQL by the table in their last statement, on MySQL by their database. */
 const COUNTS = {
   postgres: (url, table) =>
     withPostgres(url, async (client) => {
@@ -116,7 +116,7 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
       }
     })
 
-    test('a connection that is reset behind a part of a reply delays its calls for a moment only', async (store) => {
+    test('a connection that is reset after a part of a reply delays its calls only briefly', async (store) => {
       const url = new URL(String(store.target))
       const proxy = await startProxy(Number(url.port))
       url.port = String(proxy.port)
@@ -150,7 +150,7 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
       assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock?.release()))), new Set([true]))
     })
 
-    test('services that are closed, and workers that are terminated, leave no connection', async (store) => {
+    test('closed services and terminated workers leave no connection', async (store) => {
       // A table, or a database, of its own, by which its connections are found.
       const table = `locks_${process.pid}_${Date.now()}`
       const url = new URL(String(store.target))

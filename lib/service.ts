@@ -87,7 +87,7 @@ export class LockService implements AsyncDisposable {
    * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 5.0 or later: standalone or replica set |
    * | `postgres://h1,h2/DATABASE`, `postgresql://…` | PostgreSQL 12 or later: of several servers the one that accepts writes |
-   * | `mysql://`, `mariadb://` | MariaDB 10.6 or later; MySQL 8.0 or later (the contract and logins were tested on 9.7, and nothing on 8) |
+   * | `mysql://`, `mariadb://` | MariaDB 10.6 or later; MySQL 8.0 or later (tests of the contract and of logins run on 9.7; 8 was not tried) |
    *
    * `valkey` may replace `redis` in a URL. `{ host, port, database }` is one Redis node without a URL.
    *

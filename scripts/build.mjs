@@ -34,7 +34,8 @@ if (hasProfile) {
   const built = readdirSync('.').filter(
     (file) => /^holdfast\..*\.node$/.test(file) && statSync(file).mtimeMs >= startedAt,
   )
-  if (built.length !== 1) throw new Error(`the build wrote ${built.length} addons: ${built}`)
+  if (built.length !== 1)
+    throw new Error(`the size cannot be checked: the build must write one addon and wrote ${built.length} (${built})`)
   checkSize(built[0])
 }
 await compile()

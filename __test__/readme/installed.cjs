@@ -1,6 +1,6 @@
 // The package `holdfast` in the node_modules of a test project: replaces the servers of the documents' examples by the test
-// servers, or by `memory:` where there are none, and the embedded store by a file of the project. The URL of an SQL server that the tests
-// have put into an example remains.
+// servers, or by `memory:` where there are none, and the embedded store by a file of the project. An example keeps its URL if that is the
+// URL of a test server of SQL.
 const { randomBytes } = require('node:crypto')
 const { isLockError, Lock, LockError, LockService } = require(`${process.env.README_ROOT}/index.js`)
 

@@ -1,6 +1,6 @@
 // The checks of the soak, which hold under every fault.
 
-/** The error of a case that cannot run here. In CI it is a failure. */
+/** The error of a case that cannot run here. The case is skipped; in CI it fails. */
 export class LeftOut extends Error {}
 
 /** A list of violations. Equal ones (apart from digits) are counted, and the first one is kept as the example. */

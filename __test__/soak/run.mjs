@@ -247,7 +247,7 @@ class Soak {
   }
 }
 
-/** Runs each long case of a store once. A case that cannot run here is skipped, in CI it has failed. */
+/** Runs each long case of a store once. A case that cannot run here is skipped; in CI it fails. */
 async function runCases(kind) {
   const file = new URL(`${CASES[kind]}.mjs`, import.meta.url)
   const count = { passed: 0, failed: 0, skipped: 0 }

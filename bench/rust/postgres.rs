@@ -65,10 +65,10 @@ impl Contender {
             match &self {
                 Contender::Holdfast(locks, options) => {
                     let Outcome::Acquired(lease) = locks.acquire(name.clone(), options.clone(), None).await? else {
-                        return Err("a name was busy".into());
+                        return Err("holdfast: a free name was busy".into());
                     };
                     if !locks.release(&lease).await?.is_freed() {
-                        return Err("a lease was lost".into());
+                        return Err("holdfast: a lease was lost".into());
                     }
                 }
                 Contender::Advisory(sessions) => {
@@ -80,7 +80,7 @@ impl Contender {
                             .await?
                             .try_get(0)?
                         {
-                            return Err("a name was busy, or its lock was lost".into());
+                            return Err("advisory lock: a free name was busy, or a lock was lost".into());
                         }
                     }
                 }
@@ -115,13 +115,15 @@ impl Contender {
 }
 
 fn main() -> Result<(), Failed> {
-    let url = std::env::args().nth(1).ok_or("the argument is a URL")?;
+    let url = std::env::args()
+        .nth(1)
+        .ok_or("the first argument must be the URL of a server")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut contenders = std::collections::HashMap::new();
     for line in std::io::stdin().lines() {
         let line = line?;
         let [name, in_flight, ms] = line.split(' ').collect::<Vec<_>>()[..] else {
-            return Err(format!("a line is a contender and two numbers: {line}").into());
+            return Err(format!("a line must be a contender and two numbers, and is: {line}").into());
         };
         if !contenders.contains_key(name) {
             contenders.insert(name.to_owned(), runtime.block_on(Contender::connect(name, &url))?);

@@ -16,7 +16,7 @@ const NOTE =
   'options, whose statements are on one connection or two. The others are `pg_try_advisory_lock` and `pg_advisory_unlock` as prepared ' +
   'statements that tokio-postgres pipelines on one connection and on two; they do not exclude callers of the same connection.'
 
-/** The part of the report. A smoke test measures a debug build, which has the dependencies of the Rust tests. */
+/** Returns the part of the report. A smoke test measures a debug build, which shares its dependencies with the Rust tests. */
 export async function rust(timing) {
   const loads = timing.quick ? [1, 64] : [1, 64, 256]
   const contenders = timing.chosen(CONTENDERS)
@@ -44,7 +44,7 @@ export async function rust(timing) {
 
 /** Builds the program. Returns its path, or `undefined` without cargo. */
 function build(isDebug) {
-  // The features of the Rust tests in a smoke test, so that nothing but the library is built again.
+  // A smoke test has the features of the Rust tests, so that only the library is built again.
   const profile = isDebug ? [] : ['--release', '--no-default-features', '--features', 'postgres']
   const args = ['build', '--bench', 'postgres', '--target', hostTarget, '--message-format', 'json', ...profile]
   try {
@@ -78,7 +78,7 @@ class Program {
     const before = processUs(this.#child.pid)
     this.#child.stdin.write(`${line}\n`)
     const { value, done } = await this.#lines.next()
-    if (done) throw new Error(`the Rust program ended with ${await this.#ended}`)
+    if (done) throw new Error(`bench/rust/postgres.rs ended with ${await this.#ended} before its answer to: ${line}`)
     const figures = JSON.parse(value)
     return { ...figures, cpuUs: (processUs(this.#child.pid) - before) / figures.count }
   }
@@ -86,6 +86,6 @@ class Program {
   async close() {
     this.#child.stdin.end()
     const code = await this.#ended
-    if (code !== 0) throw new Error(`the Rust program ended with ${code}`)
+    if (code !== 0) throw new Error(`bench/rust/postgres.rs ended with ${code}`)
   }
 }

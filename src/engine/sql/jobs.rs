@@ -1,7 +1,7 @@
 //! The jobs of the task that uses a connection, and the queue in which they wait.
 //!
 //! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
-//! this order, up to a number of claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
+//! this order, up to the maximum of the queue. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
 //! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
 //!
 //! `overload_queue.rs` decides which attempt is next.
@@ -25,7 +25,7 @@ pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
-/// The bytes of metadata that count as a claim: those of a transaction stay below 2 MiB, in hexadecimal digits.
+/// The bytes of metadata that count as one claim. So a statement has about 1 MiB of metadata at most, as hexadecimal digits 2 MiB.
 const METADATA: usize = 4 * 1024;
 
 /// A failure that the calls of one transaction share.

@@ -1,4 +1,4 @@
-//! Executor of the calls that run on the JavaScript thread. Node's event loop polls the socket of the engine (`uv_loop.rs`), so
+//! Executor of the calls that run on the JavaScript thread. Node's event loop polls the socket of the engine (`uv_loop/`), so
 //! that a call to the store needs no hop between threads.
 //!
 //! # Behavior
@@ -7,8 +7,8 @@
 //! wakes it (a timer, the ordinary connection, a renewal), it is polled on the I/O thread, because the user's code never blocks
 //! that thread.
 //!
-//! An engine's tasks are polled by the same rules. While the user's code blocks this thread, the I/O thread takes over what waits for
-//! it (`watchdog.rs`).
+//! The same rules apply to the tasks of an engine. While the user's code blocks this thread, the I/O thread polls what is ready here
+//! (`watchdog.rs`).
 
 mod watchdog;
 
@@ -37,14 +37,14 @@ pub(super) struct LocalExecutor {
     runtime: Handle,
     shared: Arc<Shared>,
     ready: Mutex<VecDeque<Arc<Call>>>,
-    /// How often this thread has polled what was ready.
+    /// The number of ticks in which this thread polled what was ready.
     ticks: AtomicU64,
     watchdog: Watchdog,
     /// The calls and tasks in progress. Their wakers own them, and the future may own a waker.
     calls: Mutex<Slab<Weak<Call>>>,
 }
 
-/// What is polled.
+/// The future of a call or of a task.
 enum Work {
     Call(Job),
     /// A task of an engine.
@@ -180,7 +180,7 @@ impl Call {
         let entered = self.executor.runtime.enter();
         let polled = work.poll(&mut Context::from_waker(&waker));
         drop(entered);
-        // It may have sent a request.
+        // The future may have sent a request, whose reply must not wait for a blocked thread.
         self.executor.watchdog.stir();
         if polled.is_ready() {
             self.executor.calls.lock().try_remove(self.index);

@@ -20,8 +20,8 @@ const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ss
 /// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
 const MAX_PREFIX: usize = 512;
 
-/// How many statements a connection prepares at most: each of 16 sizes of attempts and of releases (`single.rs`), with room. To close one
-/// would delay the next request until the server has confirmed the packet.
+/// Capacity of the driver's cache of prepared statements: more than 16 sizes of attempts and 16 of releases (`prepared.rs`), so that none is
+/// closed. After a close, the next request waits until the server has acknowledged the packet.
 pub(super) const PREPARED: usize = 40;
 
 /// Whether connections have TLS, and what is verified.

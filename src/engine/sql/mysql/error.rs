@@ -44,8 +44,8 @@ pub(super) fn has_no_tls(error: &Error) -> bool {
     matches!(error, Error::Tls(cause) if cause.to_string().contains(NO_TLS))
 }
 
-/// Whether an error says that a statement was not executed because it was not prepared: too many prepared statements at the server, or
-/// a proxy that has none, or that has lost them.
+/// Whether an error says that a statement was not executed because it is not prepared: the server has too many prepared statements, or a
+/// proxy supports none or has lost them.
 pub(super) fn cannot_prepare(error: &Error) -> bool {
     let number = |error: &MySqlDatabaseError| matches!(error.number(), 1243 | 1295 | 1461 | 1615);
     error

@@ -30,7 +30,7 @@ impl Packet {
 /// The answer of one statement.
 pub(super) struct Answer<T = Row> {
     pub rows: Vec<T>,
-    /// The number of rows that an `UPDATE` found.
+    /// The number of rows that an `UPDATE` matched.
     pub affected: u64,
     /// The last value of `LAST_INSERT_ID(…)` in the statement.
     pub insert_id: u64,

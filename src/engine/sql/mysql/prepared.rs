@@ -1,7 +1,7 @@
 //! The sizes of prepared statements.
 
-/// Returns the number of values with which a prepared statement is executed for `count` calls: 1, 2, 3, 4, 6, 8, 12, 16 and so on, so that a
-/// connection has few statements. The last call is repeated.
+/// Returns the size of the prepared statement that executes `count` calls: 1, 2, 3, 4, 6, 8, 12, 16 and so on, so that a connection has few
+/// statements. The last call is repeated up to this size.
 pub(super) fn prepared_size(count: usize) -> usize {
     let power = count.next_power_of_two();
     if power >= 4 && count <= power / 4 * 3 {
@@ -11,7 +11,7 @@ pub(super) fn prepared_size(count: usize) -> usize {
     }
 }
 
-/// Returns calls, with the last one repeated up to the size of a prepared statement.
+/// Returns calls, of which the last one is repeated up to the size of the prepared statement.
 pub(super) fn repeated<T>(calls: &[T]) -> impl Iterator<Item = &T> {
     let rest = prepared_size(calls.len()) - calls.len();
     calls.iter().chain(std::iter::repeat_n(calls.last(), rest).flatten())

@@ -54,7 +54,7 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) prepares: bool,
     /// Whether an `INSERT` returns rows: on MariaDB.
     pub(super) returns_rows: bool,
-    /// The statements that are prepared.
+    /// The texts of the prepared statements.
     prepared: HashMap<Statement, Arc<str>>,
     /// Whether the server accepted writes when the connection was opened.
     was_writable: bool,
@@ -63,7 +63,7 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) begun: Begun,
 }
 
-/// A statement that is prepared: its kind, and for how many calls.
+/// The key of a prepared statement: its kind and its number of calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Statement {
     Attempt(usize),
@@ -203,9 +203,8 @@ impl MysqlSession {
         connection.within_limit(self.run(packet, answers)).await
     }
 
-    /// Executes a prepared statement within the store timeout: the server does not parse it again. `text` returns the statement, which the
-    /// first call prepares. `read` reads a row. `None`: the server does not prepare it. Nothing was executed, and this connection
-    /// prepares no more.
+    /// Executes a prepared statement within the store timeout. The first call of a connection prepares `text()`. `read` reads a row.
+    /// `None`: the server cannot prepare it. Nothing was executed, and this connection prepares no further statements.
     pub(super) async fn run_prepared<T>(
         &mut self,
         statement: Statement,
@@ -221,7 +220,7 @@ impl MysqlSession {
                 Some(text) => text,
                 None => {
                     let text: Arc<str> = text(&self.server.tables).into();
-                    // With a limit of its own: a connection on which both packets take long is not silent.
+                    // Has its own limit. With a shared one, a slow connection would count as silent.
                     let prepared = connection.within_limit(self.prepare(text.clone()));
                     if !prepared.await.map_err(Failure::not_sent)? {
                         return Ok(());
@@ -241,7 +240,7 @@ impl MysqlSession {
         Ok(answers.pop())
     }
 
-    /// Prepares a statement. `false`: the server does not.
+    /// Prepares a statement. `false`: the server cannot prepare it.
     async fn prepare(&mut self, text: Arc<str>) -> Outcome<bool> {
         let prepared = self
             .client
@@ -251,7 +250,7 @@ impl MysqlSession {
         self.unless_unprepared(prepared)
     }
 
-    /// Returns whether a statement is prepared, or its failure.
+    /// Returns `false` if the outcome says that the server cannot prepare the statement.
     fn unless_unprepared(&mut self, outcome: sqlx::Result<()>) -> Outcome<bool> {
         self.used_at = Instant::now();
         match outcome {
@@ -358,7 +357,7 @@ mod tests {
     use crate::engine::Settings;
     use crate::engine::sql::server::tests::{TestDatabase, eventually};
 
-    /// Another server behind the same address, and this one after a restart, give the id of a connection to another one.
+    /// Another server behind the same address, and this server after a restart, assign the same ids to other connections.
     #[tokio::test]
     async fn only_statements_of_the_same_server_are_ended() {
         let Some(mut database) = Database::create().await else {

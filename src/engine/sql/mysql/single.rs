@@ -1,7 +1,8 @@
-//! The single statements: each kind of call is one.
+//! The single statements, one for each kind of call.
 //!
-//! Attempts and releases are prepared: to parse them takes longer than to execute them. On MariaDB an attempt returns the rows. On MySQL
-//! the attempt of one name has its answer in the insert id, and several are text with a `SELECT`, as on a server that does not prepare.
+//! Attempts and releases are prepared, because the server takes longer to parse them than to execute them. On MariaDB an attempt returns
+//! the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there, with a `SELECT`. So are all
+//! attempts on a server that cannot prepare statements.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
 use crate::model::{Claim, OwnerToken, Ttl};
 
-/// Executes calls, each packet within the store timeout. After a failure, none of the other kinds is executed.
+/// Executes calls, each packet within the store timeout. After a failure, the remaining kinds are not executed and have the same failure.
 pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> Answers {
     let (mut released, mut renewed, mut granted, mut leases) = (None, None, None, None);
     let executed = async {
@@ -64,7 +65,7 @@ async fn release(
     if affected == 0 {
         return Ok(HashMap::new());
     }
-    // Some have a queue, or their lease is lost.
+    // Some names have a queue, or their lease is lost.
     let mut packet = Packet::default();
     let after = packet.add(format_args!(
         "SELECT name, owner, since = {released_at} FROM {} WHERE name IN ({})",
@@ -82,18 +83,18 @@ async fn release(
         match after.get(&name[..]) {
             Some(row) if row.bytes(1) == Some(owner.as_str().as_bytes()) => {}
             Some(row) if row.bytes(1).is_none() && row.is_true(2) => released.push(release),
-            // Granted again since the release, or lost before it.
+            // The name was granted again after the release, or the lease was lost before it.
             _ => unclear.push(release),
         }
     }
-    // A transaction answers those that were lost.
+    // The number of rows says whether all of these were released. Otherwise a transaction answers them.
     if affected == (released.len() + unclear.len()) as u64 {
         released.append(&mut unclear);
     }
     Ok(released.into_iter().map(freed).collect())
 }
 
-/// Executes the statement that releases. Returns how many were released, and since when they are free.
+/// Executes the statement that releases. Returns how many names were released, and the time of their release.
 async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)]) -> Outcome<(u64, u64)> {
     if session.prepares {
         let mut arguments = MySqlArguments::default();
@@ -119,7 +120,7 @@ async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, Ow
     Ok((answer.affected, answer.insert_id))
 }
 
-/// Returns the statement that releases. Its insert id is the time since when the names are free.
+/// Returns the statement that releases. Its insert id is the time of the release.
 fn release_statement(tables: &Tables, names: &str, owners: &str) -> String {
     let locks = &tables.locks;
     format!(
@@ -128,7 +129,7 @@ fn release_statement(tables: &Tables, names: &str, owners: &str) -> String {
     )
 }
 
-/// Extends leases of one name each, and never shortens one. Returns the owners of those that were extended.
+/// Extends leases of one name each, and never shortens one. Returns the owners of the extended leases.
 async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {
     if renewals.is_empty() {
         return Ok(HashSet::new());
@@ -162,7 +163,7 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
     Ok(extended.map(|(_, owner, _)| owner.as_str().to_owned()).collect())
 }
 
-/// The columns that [`Tried`] reads. Another one is the rest of the lease.
+/// The columns that [`Tried`] reads. The remaining time of the lease follows them.
 const TRIED: &str = "name, owner, fence, queued";
 
 /// The row of a name after an attempt.
@@ -199,12 +200,12 @@ impl Tried {
 /// An attempt for one name.
 type Attempt = (StoredName, Arc<Claim>);
 
-/// What an attempt does with the fencing token, where `{free}` says whether it grants the name.
+/// The fencing token after an attempt. `{free}` is the condition on which the attempt grants the name.
 const FENCE: &str = "IF({free}, GREATEST(fence + 1, VALUES(fence)), fence)";
-/// The same. The insert id is the fencing token of the grant, or 0.
+/// [`FENCE`], with the fencing token of the grant, or 0, as the insert id.
 const FENCE_AS_ID: &str = "IF({free}, LAST_INSERT_ID(GREATEST(fence + 1, VALUES(fence))), \
                            fence + 0 * LAST_INSERT_ID(IF(owner = VALUES(owner) AND queued = 0, fence, 0)))";
-/// The least insert id that is a fencing token: a clock of the year 2001. A column with `AUTO_INCREMENT` would have smaller ones.
+/// The smallest insert id that counts as a fencing token: the clock of the year 2001. The values of an `AUTO_INCREMENT` column are smaller.
 const LEAST_FENCE: u64 = 1_000_000_000_000_000;
 
 /// Grants names without a queue that are free, and names that the same owner holds already.
@@ -241,7 +242,7 @@ async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Gr
             if answer.insert_id >= LEAST_FENCE {
                 granted.fences.insert(name.clone(), answer.insert_id.cast_signed());
             }
-            // A waiter goes on to a transaction, and needs no answer.
+            // A waiter continues with a transaction, and needs no answer here.
             if answer.insert_id >= LEAST_FENCE || claim.waiting {
                 return Ok(granted);
             }
@@ -291,7 +292,7 @@ fn arguments_of<'a>(attempts: impl IntoIterator<Item = &'a Attempt>) -> MySqlArg
     arguments
 }
 
-/// Returns the statement that makes attempts. `since` of the values is the clock.
+/// Returns the statement that makes attempts. Its values have the clock as `since`.
 fn attempt_statement(tables: &Tables, values: &str, fence: &str) -> String {
     let locks = &tables.locks;
     // Assigned from left to right: the condition does not depend on the columns that are assigned before it.

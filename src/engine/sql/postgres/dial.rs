@@ -32,7 +32,7 @@ const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_me
 /// A setting of [`OPTIONS`] that the server does not know by itself. Without a value in a session: a pooler has ignored them.
 pub(super) const DIRECT: &str = "holdfast.direct";
 
-/// The driver's part of a connection, which has to be polled.
+/// The driver's part of a connection. A task polls it.
 pub(super) type Driver = Connection<Stream, <MakeRustlsConnect as MakeTlsConnect<Stream>>::Stream>;
 
 /// An open connection.
@@ -53,7 +53,7 @@ pub(super) struct Canceller {
 }
 
 impl Canceller {
-    /// Asks the server to cancel the current statement, on another connection.
+    /// Cancels the current statement, by a request on another connection.
     pub(super) async fn cancel(mut self) -> Result<(), ConnectError> {
         let stream = Stream::connect(&self.endpoint).await?;
         let tls = of_host(&mut self.tls, &self.host)?;
@@ -61,7 +61,7 @@ impl Canceller {
     }
 }
 
-/// Why a connection could not be opened.
+/// The cause of a connection that could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     #[error("cannot connect: {0}")]
@@ -152,7 +152,7 @@ async fn connect_to(
     })
 }
 
-/// Connects to a server, to the first of its addresses that works.
+/// Connects to the first address of a server that accepts the login.
 async fn open(
     driver: &Config,
     server: &Address,
@@ -184,6 +184,7 @@ async fn endpoints(driver: &Config, server: &Address, timeout: Duration) -> io::
     }
 }
 
+/// Connects to one address of a server.
 async fn open_at(
     driver: &Config,
     server: &Address,

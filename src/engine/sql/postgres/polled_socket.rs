@@ -1,7 +1,7 @@
 //! A socket that the caller's event loop polls.
 //!
-//! The loop wakes the task of the connection when data arrives. While the loop's thread is blocked, that task may run on another one,
-//! which reads and writes the socket by itself.
+//! The loop wakes the task of the connection when data arrives. While the loop's thread is blocked, the task may run on the thread of the
+//! runtime, which reads and writes the socket without an event of the loop.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -16,11 +16,11 @@ pub(super) use tokio::net::UnixStream as LocalStream;
 
 use crate::event_loop::{EventLoop, Socket};
 
-/// A socket. It does not block.
+/// A non-blocking socket.
 pub(super) struct PolledSocket {
     socket: socket2::Socket,
     event_loop: Arc<dyn EventLoop>,
-    /// Messages arrive without a request.
+    /// Whether messages arrive without a request.
     listens: bool,
     state: Mutex<State>,
 }
@@ -29,13 +29,13 @@ pub(super) struct PolledSocket {
 struct State {
     /// Wakes the task of the connection when data arrives.
     reader: Option<Waker>,
-    /// Wakes it when the socket takes more.
+    /// Wakes the task of the connection when the socket accepts more data.
     writer: Option<Waker>,
-    /// The socket did not take the last write.
+    /// Whether the socket's buffer was full at the last write.
     is_blocked: bool,
-    /// The last read has returned all data, and no event has followed.
+    /// Whether the last read returned all data, and no event has followed.
     is_drained: bool,
-    /// Something was sent after the last read.
+    /// Whether data was sent after the last read.
     awaits: bool,
     is_closed: bool,
 }
@@ -72,7 +72,7 @@ impl PolledSocket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(count) => {
-                    // At the end of the stream there is more to read: the end. No event follows it once the loop has stopped polling.
+                    // A read of 0 bytes is the end of the stream, and is repeated. A closed socket has no further events.
                     state.is_drained = count > 0 && count < size && !state.is_closed;
                     state.awaits = false;
                     buffer.advance(count);
@@ -107,12 +107,12 @@ impl PolledSocket {
     /// Closes the connection. The loop stops polling the socket.
     pub(super) fn close(&self) {
         self.state.lock().is_closed = true;
-        // A peer that has already closed the connection makes no difference.
+        // Fails if the peer has already closed the connection.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
 
-/// Repeats a call of the system that a signal interrupts.
+/// Repeats a system call while a signal interrupts it.
 fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// An event loop on no thread, or on every thread.
+    /// An event loop whose own thread is every thread (`true`) or none.
     #[derive(Debug)]
     struct TestLoop(AtomicBool);
 
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn data_wakes_the_reader_and_a_short_read_is_the_last_one_until_then() {
+    fn data_wakes_the_reader_and_after_a_short_read_the_next_one_waits_for_an_event() {
         let (socket, mut theirs, event_loop) = pair();
         let wakes = Arc::default();
         assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"ab".to_vec()));
         assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"c".to_vec()));
         theirs.write_all(b"d").unwrap();
-        assert_eq!(read(&socket, &wakes, 2), Poll::Pending, "without a call of the system");
+        assert_eq!(read(&socket, &wakes, 2), Poll::Pending, "without a system call");
         event_loop.0.store(false, Relaxed);
         assert_eq!(
             read(&socket, &wakes, 2),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_waits_until_the_socket_takes_more() {
+    fn a_write_waits_until_the_socket_accepts_more() {
         let (socket, mut theirs, _) = pair();
         let wakes: Arc<Wakes> = Arc::default();
         let waker = wakes.clone().into();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loop_stops_polling_a_closed_socket_and_the_reader_finds_the_end() {
+    fn the_loop_stops_polling_a_closed_socket_and_the_reader_reads_to_the_end() {
         let (socket, mut theirs, _) = pair();
         let wakes = Arc::default();
         assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(
             read(&socket, &wakes, 8),
             Poll::Ready(b"abc".to_vec()),
-            "what arrived before"
+            "data that arrived before the end"
         );
         assert_eq!(read(&socket, &wakes, 8), Poll::Ready(Vec::new()));
         assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);

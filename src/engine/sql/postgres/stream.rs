@@ -1,4 +1,4 @@
-//! The socket of a connection. The runtime polls it during the login, and after that the caller's event loop, if there is one.
+//! The socket of a connection. The runtime polls it during the login. After that the caller's event loop polls it, if there is one.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use super::polled_socket::{LocalStream, PolledSocket};
 use crate::event_loop::EventLoop;
 
-/// The time without data after which the system tests a TCP connection, and between two tests.
+/// The idle time before the first keepalive probe of a TCP connection, and the interval between two probes.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
 /// The address of a server.
@@ -28,7 +28,7 @@ pub(super) enum Endpoint {
         /// How long sent data may remain unacknowledged.
         timeout: Duration,
     },
-    /// A socket in a folder.
+    /// The path of a Unix socket.
     Local(PathBuf),
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Stream(Arc<Mutex<Io>>);
 /// The socket of a stream.
 pub(super) struct StreamHandle(Arc<Mutex<Io>>);
 
-/// What polls the socket.
+/// The socket, by what polls it.
 enum Io {
     Tcp(TcpStream),
     Local(LocalStream),
@@ -78,7 +78,8 @@ impl Stream {
 }
 
 impl StreamHandle {
-    /// Lets an event loop poll the socket from now on. Called while nothing polls the stream. `listens`: messages arrive without a request.
+    /// Passes the socket to an event loop, which polls it from then on. Called while nothing polls the stream. `listens`: messages arrive
+    /// without a request.
     pub(super) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>, listens: bool) -> io::Result<()> {
         let mut io = self.0.lock();
         let socket = match std::mem::replace(&mut *io, Io::Closed) {

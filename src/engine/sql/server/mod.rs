@@ -51,7 +51,7 @@ mod worker;
 
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
-/// Maximum number of calls that are executed as single statements together.
+/// Maximum number of calls that share single statements.
 pub(super) const STATEMENT_BATCH: usize = 256;
 
 /// The server of one store.

@@ -176,7 +176,7 @@ async fn in_transaction<S: Server>(
     let mut tickets = session.commit(process, &changes).await?;
     effects.notices = std::mem::take(&mut changes.notices);
     effects.notices.retain(|notice| notice.engine.is_none());
-    // The waiter that has the name now may be that of a process that has ended.
+    // The new holder may be a waiter of a dead process: the names are checked again when their hand-offs end.
     let handed = |name: &StoredName| Some((prefix.key(name)?, ledger.busy_for(name)?));
     effects.handed = plan.free.iter().filter_map(handed).collect();
     for (claim, name) in waiting {

@@ -49,7 +49,7 @@ pub(super) struct Effects {
     pub left: Vec<OwnerToken>,
     /// The notices for waiters of this process.
     pub notices: Vec<Notice>,
-    /// Names that a check found free and that were handed off, and the time until each may be free again.
+    /// The names that a check found free and that were handed off, each with the time after which it may be free again.
     pub handed: Vec<(Key, Duration)>,
 }
 

@@ -280,7 +280,7 @@ fn event_loop(executor: &Arc<LocalExecutor>) -> Arc<NodeEventLoop> {
 }
 
 #[test]
-fn a_task_is_polled_by_the_thread_that_wakes_it_and_never_where_it_is_started() {
+fn a_task_is_polled_by_the_thread_that_wakes_it_and_not_by_spawn() {
     let io = io_runtime();
     let executor = executor(&io);
     let gate = Gate::default();
@@ -309,7 +309,7 @@ fn a_task_is_polled_by_the_thread_that_wakes_it_and_never_where_it_is_started() 
 }
 
 #[test]
-fn a_cancelled_task_and_one_that_panics_end() {
+fn a_cancelled_task_and_a_panicking_task_end() {
     let io = io_runtime();
     let executor = executor(&io);
     let event_loop = event_loop(&executor);
@@ -330,7 +330,7 @@ fn a_cancelled_task_and_one_that_panics_end() {
 }
 
 #[test]
-fn the_io_thread_does_what_a_blocked_thread_does_not() {
+fn the_io_thread_polls_tasks_and_sockets_of_a_blocked_thread() {
     let io = io_runtime();
     let executor = executor(&io);
     let socket = Arc::new(TestSocket::default());
@@ -348,7 +348,7 @@ fn the_io_thread_does_what_a_blocked_thread_does_not() {
 }
 
 #[test]
-fn the_io_thread_leaves_to_this_thread_what_it_does() {
+fn the_io_thread_reads_no_socket_while_this_thread_ticks() {
     let io = io_runtime();
     let executor = executor(&io);
     let socket = Arc::new(TestSocket::default());
@@ -369,7 +369,7 @@ fn the_io_thread_leaves_to_this_thread_what_it_does() {
 }
 
 #[test]
-fn the_watchdog_wakes_up_for_work_after_a_pause() {
+fn work_wakes_a_sleeping_watchdog() {
     let io = io_runtime();
     let executor = executor(&io);
     executor.watch();

@@ -1,4 +1,4 @@
-//! Does the work of a thread that does not: the user's code blocks it.
+//! Polls ready calls, ready tasks and sockets on the I/O thread while the user's code blocks the JavaScript thread.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -10,9 +10,9 @@ use tokio::sync::Notify;
 use super::LocalExecutor;
 use crate::event_loop::Socket;
 
-/// The interval between two checks of the thread. What waits for it waits for twice as long at most.
+/// The interval between two checks of the JavaScript thread. Ready work waits for at most two intervals.
 const WATCH: Duration = Duration::from_millis(20);
-/// The watchdog sleeps after this time without work.
+/// The time without work after which the watchdog sleeps.
 const IDLE: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
@@ -24,7 +24,7 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Wakes the watchdog: there is work for the thread.
+    /// Wakes the watchdog if it sleeps. Called when there is work for the JavaScript thread.
     pub(super) fn stir(&self) {
         if self.is_asleep.load(SeqCst) && self.is_asleep.swap(false, SeqCst) {
             self.stirred.notify_one();
@@ -36,7 +36,7 @@ impl Watchdog {
         self.is_asleep.load(SeqCst)
     }
 
-    /// Adds a socket.
+    /// Adds a socket, and removes those that no longer exist.
     pub(super) fn add(&self, socket: Weak<dyn Socket>) {
         let mut sockets = self.sockets.lock();
         sockets.retain(|socket| socket.strong_count() > 0);
@@ -52,7 +52,7 @@ impl Watchdog {
 }
 
 impl LocalExecutor {
-    /// Starts the watchdog, unless it runs.
+    /// Starts the watchdog unless it is running.
     pub(super) fn watch(self: &Arc<Self>) {
         if !self.watchdog.is_running.swap(true, Relaxed) {
             self.runtime.spawn(watch(Arc::downgrade(self)));
@@ -83,7 +83,7 @@ async fn watch(executor: Weak<LocalExecutor>) {
         ticks = now;
         if used.elapsed() >= IDLE {
             watchdog.is_asleep.store(true, SeqCst);
-            // Work may have come while the watchdog counted as awake.
+            // Work that was added before `is_asleep` was set did not wake the watchdog.
             if !executor.has_ready() && watchdog.watched().is_empty() {
                 watchdog.stirred.notified().await;
             }

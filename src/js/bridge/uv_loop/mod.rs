@@ -133,7 +133,7 @@ impl UvLoop {
         !self.prepare.get().is_null()
     }
 
-    /// Runs [`tick`] before the loop sleeps, from now on.
+    /// Starts to run [`tick`] each time before the loop sleeps.
     pub(super) fn activate(&self, bridge: &Rc<Bridge>) {
         if self.is_active() {
             return;

@@ -196,9 +196,9 @@ async fn both_isolation_levels_have_one_holder_at_a_time() {
     assert_eq!(database.number(old).await, 0);
 }
 
-/// The server ends the transaction of the engine, which has changed less than the other one. The engine repeats it.
+/// The server rolls back the transaction of the engine, which has changed fewer rows than the other one. The engine repeats it.
 #[tokio::test]
-async fn a_deadlock_is_no_failure_of_the_call() {
+async fn a_deadlock_does_not_fail_the_call() {
     let Some(mut database) = Database::create().await else {
         return;
     };

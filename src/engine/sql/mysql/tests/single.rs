@@ -1,4 +1,4 @@
-//! The single statements, in each way that a server executes them.
+//! The single statements, in each mode in which a server executes them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,8 +8,8 @@ use crate::engine::sql::mysql::packet::rows;
 use crate::engine::sql::server::single_calls::Granted;
 use crate::model::Ttl;
 
-/// Whether the server prepares statements, and whether an `INSERT` returns rows.
-const WAYS: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
+/// The modes: whether the server prepares statements, and whether an `INSERT` returns rows.
+const MODES: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
 
 impl Database {
     async fn session(&self) -> MysqlSession {
@@ -19,7 +19,7 @@ impl Database {
         session
     }
 
-    /// Opens a connection that executes single statements in this way. `None`: the server has no such way.
+    /// Opens a connection that executes single statements in this mode. `None`: the server does not support the mode.
     async fn session_with(&self, (prepares, returns_rows): (bool, bool)) -> Option<MysqlSession> {
         let mut session = self.session().await;
         let is_possible = session.returns_rows || !returns_rows;
@@ -92,14 +92,14 @@ async fn executed(session: &mut MysqlSession, kind: &str) -> i64 {
     rows(&answers, 0)[0].number(1).unwrap()
 }
 
-/// The same test changes the limit of the server, which would disturb another one.
+/// Both are in one test: the second part changes the limit of the server, on which the counts of the first part depend.
 #[tokio::test]
-async fn a_pair_is_two_prepared_statements_and_text_beyond_the_limit_of_the_server() {
+async fn a_pair_is_two_prepared_statements_and_text_above_the_limit_of_the_server() {
     let Some(mut database) = Database::create().await else {
         return;
     };
-    for way in [(true, true), (true, false)] {
-        let Some(mut session) = database.session_with(way).await else {
+    for mode in [(true, true), (true, false)] {
+        let Some(mut session) = database.session_with(mode).await else {
             continue;
         };
         let selects = executed(&mut session, "select").await;
@@ -108,10 +108,10 @@ async fn a_pair_is_two_prepared_statements_and_text_beyond_the_limit_of_the_serv
             fence(&mut session, &ours).await;
             assert_eq!(release_all(&mut session, &[&ours]).await.len(), 1);
         }
-        assert_eq!(prepared(&mut session).await, (2, 6), "{way:?}");
-        assert_eq!(executed(&mut session, "select").await, selects, "{way:?}");
+        assert_eq!(prepared(&mut session).await, (2, 6), "{mode:?}");
+        assert_eq!(executed(&mut session, "select").await, selects, "{mode:?}");
     }
-    // Each size of a batch, and none is closed.
+    // Each size is prepared once, and no statement is closed.
     let mut session = database.session().await;
     let all: Vec<Claim> = (0..256).map(|index| claim(&[&format!("n{index}")])).collect();
     for _ in 0..2 {
@@ -142,12 +142,12 @@ async fn a_pair_is_two_prepared_statements_and_text_beyond_the_limit_of_the_serv
 }
 
 #[tokio::test]
-async fn an_attempt_has_the_same_answer_in_each_way() {
+async fn an_attempt_has_the_same_answer_in_each_mode() {
     let Some(mut database) = Database::create().await else {
         return;
     };
-    for way in WAYS {
-        let Some(mut session) = database.session_with(way).await else {
+    for mode in MODES {
+        let Some(mut session) = database.session_with(mode).await else {
             continue;
         };
         database.execute("DELETE FROM locks").await;
@@ -155,42 +155,42 @@ async fn an_attempt_has_the_same_answer_in_each_way() {
         ours.metadata = Some("\"a\\\\b'ü\"".into());
         let first = fence(&mut session, &ours).await;
         let stored_fence = "SELECT fence FROM locks";
-        assert_eq!(database.number(stored_fence).await, first, "{way:?}");
+        assert_eq!(database.number(stored_fence).await, first, "{mode:?}");
         let is_stored = "SELECT COUNT(*) FROM locks WHERE metadata = '\"a\\\\\\\\b''ü\"' AND pid > 0 AND host <> ''";
-        assert_eq!(database.number(is_stored).await, 1, "{way:?}");
-        assert_eq!(fence(&mut session, &ours).await, first, "{way:?}: again");
+        assert_eq!(database.number(is_stored).await, 1, "{mode:?}");
+        assert_eq!(fence(&mut session, &ours).await, first, "{mode:?}: again");
         let busy = attempt(&mut session, &[&theirs]).await;
-        assert!(busy.fences.is_empty(), "{way:?}");
+        assert!(busy.fences.is_empty(), "{mode:?}");
         let (owner, left) = &busy.held[&stored(&theirs)];
-        assert_eq!(owner, ours.owner.as_str(), "{way:?}");
-        assert!(*left > LONG / 2 && *left <= LONG, "{way:?}: {left:?}");
-        assert_eq!(database.number(stored_fence).await, first, "{way:?}");
-        // With a queue: neither the owner nor others, nor after the end of the lease.
+        assert_eq!(owner, ours.owner.as_str(), "{mode:?}");
+        assert!(*left > LONG / 2 && *left <= LONG, "{mode:?}: {left:?}");
+        assert_eq!(database.number(stored_fence).await, first, "{mode:?}");
+        // A name with a queue is granted neither to its owner nor to others, also after the end of the lease.
         database.execute("UPDATE locks SET queued = 1").await;
-        assert!(attempt(&mut session, &[&ours]).await.fences.is_empty(), "{way:?}");
+        assert!(attempt(&mut session, &[&ours]).await.fences.is_empty(), "{mode:?}");
         database.execute("UPDATE locks SET expires_at = 1").await;
         for claim in [&ours, &theirs] {
             let answer = attempt(&mut session, &[claim]).await;
-            assert!(answer.fences.is_empty() && answer.held.is_empty(), "{way:?}");
+            assert!(answer.fences.is_empty() && answer.held.is_empty(), "{mode:?}");
         }
-        // Expired, with a token of a clock that was ahead.
+        // An expired lease, whose token is of a clock that was ahead.
         let ahead = first + 1_000_000_000_000;
         let text = format!("UPDATE locks SET queued = 0, fence = {ahead}");
         database.execute(&text).await;
-        assert_eq!(fence(&mut session, &theirs).await, ahead + 1, "{way:?}");
-        assert_eq!(database.number(stored_fence).await, ahead + 1, "{way:?}");
+        assert_eq!(fence(&mut session, &theirs).await, ahead + 1, "{mode:?}");
+        assert_eq!(database.number(stored_fence).await, ahead + 1, "{mode:?}");
 
         // Five names in another order than that of the locks, of which one is busy.
         let several = ["e", "n", "c", "a", "d"].map(|name| claim(&[name]));
         let several: Vec<&Claim> = several.iter().collect();
         let answer = attempt(&mut session, &several).await;
         let granted: HashSet<&[u8]> = answer.fences.keys().map(Vec::as_slice).collect();
-        assert_eq!(granted, HashSet::from([&b"a"[..], b"c", b"d", b"e"]), "{way:?}");
-        assert_eq!(answer.held.keys().collect::<Vec<_>>(), [b"n"], "{way:?}");
+        assert_eq!(granted, HashSet::from([&b"a"[..], b"c", b"d", b"e"]), "{mode:?}");
+        assert_eq!(answer.held.keys().collect::<Vec<_>>(), [b"n"], "{mode:?}");
     }
 }
 
-/// The insert id is that of the column then.
+/// The insert id is then the value of the column.
 #[tokio::test]
 async fn a_column_with_auto_increment_is_not_the_fencing_token() {
     let Some(mut database) = Database::create().await else {
@@ -205,7 +205,7 @@ async fn a_column_with_auto_increment_is_not_the_fencing_token() {
 }
 
 #[tokio::test]
-async fn a_waiter_whose_name_is_busy_has_no_answer() {
+async fn an_attempt_of_a_waiter_for_a_busy_name_is_one_statement() {
     let Some(database) = Database::create().await else {
         return;
     };
@@ -222,19 +222,19 @@ async fn a_waiter_whose_name_is_busy_has_no_answer() {
 }
 
 #[tokio::test]
-async fn a_release_has_the_same_answer_in_each_way() {
+async fn a_release_has_the_same_answer_in_each_mode() {
     let Some(mut database) = Database::create().await else {
         return;
     };
-    for way in WAYS {
-        let Some(mut session) = database.session_with(way).await else {
+    for mode in MODES {
+        let Some(mut session) = database.session_with(mode).await else {
             continue;
         };
         database.execute("DELETE FROM locks").await;
         let names = ["live", "freed", "granted", "expired", "queued", "last"];
         let claims = names.map(|name| claim(&[name]));
         let claims: Vec<&Claim> = claims.iter().collect();
-        assert_eq!(attempt(&mut session, &claims).await.fences.len(), 6, "{way:?}");
+        assert_eq!(attempt(&mut session, &claims).await.fences.len(), 6, "{mode:?}");
         let never = claim(&["never"]);
         database
             .execute(
@@ -248,22 +248,22 @@ async fn a_release_has_the_same_answer_in_each_way() {
         all.push(&never);
         // The others need a transaction, which answers that a lease was lost.
         let expected = HashMap::from([("live".to_owned(), true), ("last".to_owned(), true)]);
-        assert_eq!(release_all(&mut session, &all).await, expected, "{way:?}");
-        assert!(release_all(&mut session, &all).await.is_empty(), "{way:?}");
+        assert_eq!(release_all(&mut session, &all).await, expected, "{mode:?}");
+        assert!(release_all(&mut session, &all).await.is_empty(), "{mode:?}");
         let held = "SELECT COUNT(*) FROM locks WHERE owner IS NOT NULL";
-        assert_eq!(database.number(held).await, 3, "{way:?}");
+        assert_eq!(database.number(held).await, 3, "{mode:?}");
         for claim in [claims[3], claims[4]] {
-            assert!(release_all(&mut session, &[claim]).await.is_empty(), "{way:?}");
+            assert!(release_all(&mut session, &[claim]).await.is_empty(), "{mode:?}");
         }
         let free =
             "SELECT COUNT(*) FROM locks WHERE owner IS NULL AND expires_at = 0 AND metadata IS NULL AND since > 0";
-        assert_eq!(database.number(free).await, 2, "{way:?}");
+        assert_eq!(database.number(free).await, 2, "{mode:?}");
     }
 }
 
-/// A lease that was released and granted again at once is not taken for a lost one.
+/// A lease whose name is granted again at once does not count as lost.
 #[tokio::test]
-async fn a_name_that_is_granted_at_once_was_released() {
+async fn a_name_that_is_granted_again_at_once_counts_as_released() {
     let Some(mut database) = Database::create().await else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Takes the place of `polled_socket.rs` on systems where no event loop polls a socket: types without values.
+//! Replaces `polled_socket.rs` on systems where no event loop polls a socket. Its types have no values.
 
 use std::io;
 use std::path::Path;
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::event_loop::{EventLoop, Socket};
 
-/// A socket of a folder, which such a system does not have.
+/// A Unix socket. These systems have none.
 pub(super) enum LocalStream {}
 
 impl LocalStream {

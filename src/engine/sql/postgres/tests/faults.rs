@@ -254,7 +254,7 @@ async fn other_default_isolation_levels_change_nothing() {
 
 /// A single statement whose snapshot is older than the row fails. The call is then made in a transaction, which reads committed rows.
 #[tokio::test]
-async fn a_serialization_failure_is_no_failure_of_the_call() {
+async fn a_serialization_failure_does_not_fail_the_call() {
     let Some(mut database) = Database::create().await else {
         return;
     };

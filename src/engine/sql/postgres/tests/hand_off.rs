@@ -237,7 +237,7 @@ async fn an_engine_listens_only_while_it_has_waiters() {
     };
     let (ours, theirs) = (database.engine().await, database.engine().await);
     let (holder, next) = (claim(&["n"]), waiting(&["n"]));
-    // The column says what the statement has done: 'off' is its commit that does not wait for the disk.
+    // The column is 'off' if the commit of the statement does not wait for the disk: there is no hand-off.
     let notified = |rows: &[Row]| rows[0].get::<_, Option<String>>(7).as_deref() != Some("off");
     acquire(&ours, &holder).await;
     let rows = released_in_one(&database.client, &ours, &holder, &ours.waiters.process).await;
@@ -265,7 +265,7 @@ async fn an_engine_listens_only_while_it_has_waiters() {
     enqueue(&database, &theirs, &next, 1).await;
 }
 
-/// Without it, waiters would be served by the next heartbeat.
+/// Until it is open, waiters depend on the next heartbeat.
 #[tokio::test]
 async fn the_connection_that_listens_is_opened_again_at_once() {
     let Some(database) = Database::create().await else {
