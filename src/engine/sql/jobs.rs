@@ -199,7 +199,7 @@ pub(super) struct Receiver {
     /// The attempts that were received.
     waiting: OverloadQueue<Job>,
     /// Maximum number of claims in a transaction.
-    most: usize,
+    max_claims: usize,
 }
 
 /// A job of attempts, and its arrival.
@@ -210,8 +210,8 @@ struct Attempt {
     job: Job,
 }
 
-/// Creates a queue. `most`: the maximum number of claims in a transaction, unless one job has more.
-pub(super) fn queue(most: usize) -> (Sender, Receiver) {
+/// Creates a queue. `max_claims`: the maximum number of claims in a transaction, unless one job has more.
+pub(super) fn queue(max_claims: usize) -> (Sender, Receiver) {
     let (changes, changes_receiver) = mpsc::unbounded_channel();
     let (reads, reads_receiver) = mpsc::unbounded_channel();
     let (attempts, attempts_receiver) = mpsc::unbounded_channel();
@@ -225,7 +225,7 @@ pub(super) fn queue(most: usize) -> (Sender, Receiver) {
         reads: reads_receiver,
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
-        most,
+        max_claims,
     };
     (sender, receiver)
 }
@@ -273,7 +273,7 @@ impl Receiver {
         }
         let mut claims = 0;
         for part in (0..parts.len()).filter(|part| parts[*part]) {
-            let most = self.most.max(claims + SHARE);
+            let most = self.max_claims.max(claims + SHARE);
             while claims < most
                 && let Some(job) = next.take().or_else(|| self.next_of(part))
             {

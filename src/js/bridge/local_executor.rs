@@ -181,7 +181,7 @@ impl Call {
         let polled = work.poll(&mut Context::from_waker(&waker));
         drop(entered);
         // The future may have sent a request, whose reply must not wait for a blocked thread.
-        self.executor.watchdog.stir();
+        self.executor.watchdog.wake();
         if polled.is_ready() {
             self.executor.calls.lock().try_remove(self.index);
             if let Work::Call(job) = work {
@@ -222,7 +222,7 @@ impl Wake for Call {
             self.poll_on_io_thread(&mut state);
         } else if !std::mem::replace(&mut state.queued.here, true) {
             self.executor.ready.lock().push_back(self.clone());
-            self.executor.watchdog.stir();
+            self.executor.watchdog.wake();
         }
     }
 }
@@ -270,7 +270,9 @@ impl EventLoop for NodeEventLoop {
         }
         let work = async move {
             if AssertUnwindSafe(future).catch_unwind().await.is_err() {
-                tracing::error!("a bug in holdfast: a task of an engine panicked");
+                tracing::error!(
+                    "a bug in holdfast: a task of an engine panicked; its service rejects every call: connect a new one"
+                );
             }
         };
         self.executor.watch();

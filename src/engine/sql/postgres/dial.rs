@@ -202,7 +202,8 @@ async fn open_at(
             state = &mut state => state?,
             ended = &mut connection => {
                 ended?;
-                return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+                let message = "the server closed the connection after the login";
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, message).into());
             }
         };
         let is_read_only =

@@ -120,7 +120,10 @@ impl PostgresServer {
         let event_loop = self.connections.event_loop.as_ref();
         if let Some(event_loop) = event_loop {
             let served = socket.serve_on(event_loop, notifications.is_some());
-            served.map_err(|error| Failure::of_driver(&self.connections, Kind::Broken, error.to_string(), error))?;
+            served.map_err(|error| {
+                let message = format!("the socket cannot be passed to the event loop: {error}");
+                Failure::of_driver(&self.connections, Kind::Broken, message, error)
+            })?;
         }
         let gate: Arc<Mutex<()>> = Arc::default();
         let closed = gate.clone();

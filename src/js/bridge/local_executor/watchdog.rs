@@ -19,15 +19,15 @@ const IDLE: Duration = Duration::from_secs(2);
 pub(super) struct Watchdog {
     is_running: AtomicBool,
     is_asleep: AtomicBool,
-    stirred: Notify,
+    woken: Notify,
     sockets: Mutex<Vec<Weak<dyn Socket>>>,
 }
 
 impl Watchdog {
     /// Wakes the watchdog if it sleeps. Called when there is work for the JavaScript thread.
-    pub(super) fn stir(&self) {
+    pub(super) fn wake(&self) {
         if self.is_asleep.load(SeqCst) && self.is_asleep.swap(false, SeqCst) {
-            self.stirred.notify_one();
+            self.woken.notify_one();
         }
     }
 
@@ -85,7 +85,7 @@ async fn watch(executor: Weak<LocalExecutor>) {
             watchdog.is_asleep.store(true, SeqCst);
             // Work that was added before `is_asleep` was set did not wake the watchdog.
             if !executor.has_ready() && watchdog.watched().is_empty() {
-                watchdog.stirred.notified().await;
+                watchdog.woken.notified().await;
             }
             watchdog.is_asleep.store(false, SeqCst);
             used = Instant::now();
