@@ -7,7 +7,7 @@ import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { startProxy } from './proxy.mjs'
 import { suite } from './stores.mjs'
-import { block, INDEX, output, rejection, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
+import { block, INDEX, later, output, rejection, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
 
 const WORKER = `
   const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
@@ -35,6 +35,38 @@ const HOLDER = `
     })
     parentPort.postMessage('held')
   })`
+
+/** Holds two names while its event loop is blocked for 7 s. */
+const STALLED = `
+  const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
+  import(index).then(async ({ LockService }) => {
+    const locks = await LockService.connect(target, options)
+    const lock = await locks.acquire(['s0', 's1'], { ttlMs: 2000 })
+    parentPort.postMessage('held')
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 7000)
+    const { isHeld } = lock
+    const isReleased = await lock.release()
+    await locks.close()
+    parentPort.postMessage({ isHeld, isReleased })
+  })`
+
+/** Locks the rows of names for 150 ms, as another program does. */
+const LOCK_ROWS = {
+  postgres: (url, names) =>
+    withPostgres(url, async (client) => {
+      await client.query('BEGIN')
+      await client.query('SELECT 1 FROM locks WHERE name = ANY($1) ORDER BY name FOR UPDATE', [names])
+      await sleep(150)
+      await client.query('COMMIT')
+    }),
+  mysql: (url, names) =>
+    withMysql(url, async (client) => {
+      await client.query('BEGIN')
+      await client.query('SELECT 1 FROM locks WHERE name IN (?) ORDER BY name FOR UPDATE', [names])
+      await sleep(150)
+      await client.query('COMMIT')
+    }),
+}
 
 /** Count the connections of all services: on PostgreSQL by the table in their last statement, on MySQL by their database. */
 const COUNTS = {
@@ -100,6 +132,24 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
       assert.equal(await lock.release(), true)
       const [{ fencingToken }] = await later
       assert.ok(fencingToken > lock.fencingToken)
+      await worker.terminate()
+    })
+
+    test('a lease of several names is renewed while the event loop is blocked and another program locks its rows', async (store) => {
+      const workerData = { index: INDEX, target: store.target, options: store.options }
+      const worker = new Worker(STALLED, { eval: true, workerData })
+      await once(worker, 'message')
+      const ended = once(worker, 'message')
+      let hasEnded = false
+      later(ended.then(() => (hasEnded = true)))
+      const names = ['s0', 's1'].map((name) => Buffer.from(store.options.keyPrefix + name))
+      while (!hasEnded) {
+        const began = performance.now()
+        await LOCK_ROWS[kind](String(store.target), names)
+        assert.ok(performance.now() - began < SOON_MS, 'the service did not hold the rows')
+        await sleep(30)
+      }
+      assert.deepEqual((await ended)[0], { isHeld: true, isReleased: true })
       await worker.terminate()
     })
 

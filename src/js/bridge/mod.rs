@@ -367,6 +367,8 @@ unsafe extern "C" fn tear_down(env: *mut c_void) {
         let _ = thread.join();
     }
     bridge.shared.clear();
+    // The end of the sockets may have woken tasks.
+    bridge.executor.end();
     // SAFETY: the last use of the function.
     unsafe { sys::napi_release_threadsafe_function(bridge.function, sys::ThreadsafeFunctionReleaseMode::abort) };
 }

@@ -240,14 +240,17 @@ impl MysqlSession {
         Ok(answers.pop())
     }
 
-    /// Prepares a statement. `false`: the server cannot prepare it.
+    /// Prepares a statement. `false`: the server does not prepare it. Whatever the reason, the same statement as text has the error.
     async fn prepare(&mut self, text: Arc<str>) -> Outcome<bool> {
-        let prepared = self
-            .client
-            .prepare(AssertSqlSafe(text).into_sql_str())
-            .await
-            .map(|_| ());
-        self.unless_unprepared(prepared)
+        let prepared = self.client.prepare(AssertSqlSafe(text).into_sql_str()).await;
+        self.used_at = Instant::now();
+        match prepared {
+            Err(sqlx::Error::Database(_)) => {
+                self.prepares = false;
+                Ok(false)
+            }
+            prepared => prepared.map(|_| true).map_err(|error| self.server.failure(error)),
+        }
     }
 
     /// Returns `false` if the outcome says that the server cannot prepare the statement.

@@ -14,6 +14,7 @@ use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
 pub(super) use tokio::net::UnixStream as LocalStream;
 
+use super::stream::Replies;
 use crate::event_loop::{EventLoop, Socket};
 
 /// A non-blocking socket.
@@ -22,6 +23,7 @@ pub(super) struct PolledSocket {
     event_loop: Arc<dyn EventLoop>,
     /// Whether messages arrive without a request.
     listens: bool,
+    replies: Replies,
     state: Mutex<State>,
 }
 
@@ -35,29 +37,34 @@ struct State {
     is_blocked: bool,
     /// Whether the last read returned all data, and no event has followed.
     is_drained: bool,
-    /// Whether data was sent after the last read.
-    awaits: bool,
     is_closed: bool,
 }
 
 impl PolledSocket {
-    pub(super) fn of_tcp(stream: TcpStream, event_loop: Arc<dyn EventLoop>, listens: bool) -> io::Result<Arc<Self>> {
-        Ok(Self::new(stream.into_std()?.into(), event_loop, listens))
+    pub(super) fn of_tcp(
+        stream: TcpStream,
+        event_loop: Arc<dyn EventLoop>,
+        listens: bool,
+        replies: Replies,
+    ) -> io::Result<Arc<Self>> {
+        Ok(Self::new(stream.into_std()?.into(), event_loop, listens, replies))
     }
 
     pub(super) fn of_local(
         stream: LocalStream,
         event_loop: Arc<dyn EventLoop>,
         listens: bool,
+        replies: Replies,
     ) -> io::Result<Arc<Self>> {
-        Ok(Self::new(stream.into_std()?.into(), event_loop, listens))
+        Ok(Self::new(stream.into_std()?.into(), event_loop, listens, replies))
     }
 
-    fn new(socket: OwnedFd, event_loop: Arc<dyn EventLoop>, listens: bool) -> Arc<Self> {
+    fn new(socket: OwnedFd, event_loop: Arc<dyn EventLoop>, listens: bool, replies: Replies) -> Arc<Self> {
         Arc::new(PolledSocket {
             socket: socket.into(),
             event_loop,
             listens,
+            replies,
             state: Mutex::default(),
         })
     }
@@ -74,7 +81,6 @@ impl PolledSocket {
                 Ok(count) => {
                     // A read of 0 bytes is the end of the stream, and is repeated. A closed socket has no further events.
                     state.is_drained = count > 0 && count < size && !state.is_closed;
-                    state.awaits = false;
                     buffer.advance(count);
                     return Poll::Ready(Ok(()));
                 }
@@ -94,7 +100,7 @@ impl PolledSocket {
                 Poll::Pending
             }
             written => {
-                (state.awaits, state.is_blocked) = (true, false);
+                state.is_blocked = false;
                 Poll::Ready(written)
             }
         }
@@ -151,12 +157,11 @@ impl Socket for PolledSocket {
     }
 
     fn awaits(&self) -> bool {
-        self.state.lock().awaits
+        self.replies.are_pending()
     }
 
     fn is_watched(&self) -> bool {
-        let state = self.state.lock();
-        self.listens || state.awaits || state.is_blocked
+        self.listens || self.awaits() || self.is_blocked()
     }
 
     fn is_blocked(&self) -> bool {
@@ -214,7 +219,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let event_loop = Arc::new(TestLoop(AtomicBool::new(true)));
-        let socket = PolledSocket::new(ours.into(), event_loop.clone(), false);
+        let socket = PolledSocket::new(ours.into(), event_loop.clone(), false, Replies::default());
         (socket, theirs, event_loop)
     }
 
@@ -244,19 +249,6 @@ mod tests {
             Poll::Ready(b"d".to_vec()),
             "on another thread"
         );
-    }
-
-    #[test]
-    fn replies_are_pending_after_a_write_until_a_read() {
-        let (socket, mut theirs, _) = pair();
-        let wakes: Arc<Wakes> = Arc::default();
-        let waker = wakes.clone().into();
-        assert!(!socket.awaits());
-        assert!(socket.poll_write(&mut Context::from_waker(&waker), b"abc").is_ready());
-        assert!(socket.awaits());
-        theirs.write_all(b"d").unwrap();
-        assert!(read(&socket, &wakes, 8).is_ready());
-        assert!(!socket.awaits());
     }
 
     #[test]

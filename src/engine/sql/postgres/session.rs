@@ -19,6 +19,7 @@ use super::config::PostgresConfig;
 use super::dial::{self, Connected, DIRECT};
 use super::error::kind_of;
 use super::statements::{Sql, Statements};
+use super::stream::Replies;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
@@ -52,6 +53,7 @@ pub(in crate::engine::sql) struct PostgresSession {
     has_options: bool,
     /// Locked while statements are handed to the connection, which then sends them in one packet.
     gate: Arc<Mutex<()>>,
+    replies: Replies,
 }
 
 /// The values of a statement's parameters.
@@ -118,8 +120,9 @@ impl PostgresServer {
             canceller,
         } = connected.inspect_err(|failure| self.notice(failure.kind()))?;
         let event_loop = self.connections.event_loop.as_ref();
+        let replies = Replies::default();
         if let Some(event_loop) = event_loop {
-            let served = socket.serve_on(event_loop, notifications.is_some());
+            let served = socket.serve_on(event_loop, notifications.is_some(), &replies);
             served.map_err(|error| {
                 let message = format!("the socket cannot be passed to the event loop: {error}");
                 Failure::of_driver(&self.connections, Kind::Broken, message, error)
@@ -173,6 +176,7 @@ impl PostgresServer {
             has_unsafe_commit,
             has_options,
             gate,
+            replies,
         })
     }
 }
@@ -219,6 +223,7 @@ impl PostgresSession {
             self.query(Sql::List, &[&start, &end, &0_i64]).await?;
             return self.query(Sql::Check, &[&no_names, &"", &0_i64]).await.map(drop);
         }
+        let _pending = self.replies.expect();
         let all = self.server.statements.all().iter();
         let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));
         // In one transaction, one cancellation ends all of them.
@@ -239,6 +244,7 @@ impl PostgresSession {
 
     /// Executes a statement. It is sent when the future is polled for the first time.
     pub(super) async fn query(&self, sql: Sql, values: &Values<'_>) -> Outcome<Vec<Row>> {
+        let _pending = self.replies.expect();
         let is_pooled = self.server.is_pooled();
         let prepared = self.prepared[sql as usize].get().filter(|_| !is_pooled);
         if let Some(statement) = prepared {
@@ -272,7 +278,9 @@ impl PostgresSession {
     fn prepare_for_next(&self) {
         for sql in self.unprepared.lock().drain(..) {
             let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
+            let pending = self.replies.expect();
             tokio::spawn(async move {
+                let _pending = pending;
                 let statement = server.statements.get(sql);
                 match client.prepare_typed(&statement.text, statement.types).await {
                     Ok(statement) => _ = prepared[sql as usize].set(statement),
@@ -285,6 +293,7 @@ impl PostgresSession {
 
     /// Reads a setting of the server for this session.
     pub(super) async fn setting(&self, name: &str) -> Outcome<String> {
+        let _pending = self.replies.expect();
         let text = "SELECT coalesce(current_setting($1, true), '')";
         let rows = self.client.query_typed(text, &[(&name, Type::TEXT)]).await;
         let rows = rows.map_err(|error| self.server.failure(error))?;
@@ -311,6 +320,7 @@ impl PostgresSession {
 
     /// Executes statements without parameters. They are sent when the future is polled for the first time.
     pub(super) async fn execute(&self, text: &str) -> Outcome<()> {
+        let _pending = self.replies.expect();
         self.outcome(self.client.batch_execute(text).await)
     }
 

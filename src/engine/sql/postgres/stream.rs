@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -37,6 +38,30 @@ pub(super) struct Stream(Arc<Mutex<Io>>);
 
 /// The socket of a stream.
 pub(super) struct StreamHandle(Arc<Mutex<Io>>);
+
+/// Counts the statements of a connection that have no answer yet. Clones count together.
+#[derive(Clone, Default)]
+pub(super) struct Replies(Arc<AtomicUsize>);
+
+/// A statement without an answer. Dropping it removes it from the count.
+pub(super) struct PendingReply(Replies);
+
+impl Replies {
+    pub(super) fn expect(&self) -> PendingReply {
+        self.0.fetch_add(1, SeqCst);
+        PendingReply(self.clone())
+    }
+
+    pub(super) fn are_pending(&self) -> bool {
+        self.0.load(SeqCst) > 0
+    }
+}
+
+impl Drop for PendingReply {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, SeqCst);
+    }
+}
 
 /// The socket, by what polls it.
 enum Io {
@@ -80,11 +105,11 @@ impl Stream {
 impl StreamHandle {
     /// Passes the socket to an event loop, which polls it from then on. Called while nothing polls the stream. `listens`: messages arrive
     /// without a request.
-    pub(super) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>, listens: bool) -> io::Result<()> {
+    pub(super) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>, listens: bool, replies: &Replies) -> io::Result<()> {
         let mut io = self.0.lock();
         let socket = match std::mem::replace(&mut *io, Io::Closed) {
-            Io::Tcp(stream) => PolledSocket::of_tcp(stream, event_loop.clone(), listens)?,
-            Io::Local(stream) => PolledSocket::of_local(stream, event_loop.clone(), listens)?,
+            Io::Tcp(stream) => PolledSocket::of_tcp(stream, event_loop.clone(), listens, replies.clone())?,
+            Io::Local(stream) => PolledSocket::of_local(stream, event_loop.clone(), listens, replies.clone())?,
             Io::EventLoop(socket) => socket,
             Io::Closed => return Err(io::ErrorKind::NotConnected.into()),
         };

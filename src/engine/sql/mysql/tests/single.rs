@@ -268,12 +268,12 @@ async fn a_name_that_is_granted_again_at_once_counts_as_released() {
         return;
     };
     let mut session = database.session().await;
-    let (first, second, queued) = (claim(&["a"]), claim(&["b"]), claim(&["q"]));
-    let all = [&first, &second, &queued];
+    let [first, second, queued, lost] = ["a", "b", "q", "l"].map(|name| claim(&[name]));
+    let all = [&first, &second, &queued, &lost];
     attempt(&mut session, &all).await;
     database
         .execute(
-            "UPDATE locks SET queued = 1 WHERE name = 'q'; \
+            "UPDATE locks SET queued = 1 WHERE name = 'q'; UPDATE locks SET owner = 'other' WHERE name = 'l'; \
              CREATE TRIGGER again BEFORE UPDATE ON locks FOR EACH ROW \
              SET NEW.owner = IF(NEW.name = 'a' AND NEW.owner IS NULL, 'another', NEW.owner)",
         )

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::stream::Replies;
 use crate::event_loop::{EventLoop, Socket};
 
 /// A Unix socket. These systems have none.
@@ -44,11 +45,11 @@ impl AsyncWrite for LocalStream {
 pub(super) enum PolledSocket {}
 
 impl PolledSocket {
-    pub(super) fn of_tcp(_: TcpStream, _: Arc<dyn EventLoop>, _: bool) -> io::Result<Arc<Self>> {
+    pub(super) fn of_tcp(_: TcpStream, _: Arc<dyn EventLoop>, _: bool, _: Replies) -> io::Result<Arc<Self>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn of_local(stream: LocalStream, _: Arc<dyn EventLoop>, _: bool) -> io::Result<Arc<Self>> {
+    pub(super) fn of_local(stream: LocalStream, _: Arc<dyn EventLoop>, _: bool, _: Replies) -> io::Result<Arc<Self>> {
         match stream {}
     }
 
