@@ -111,7 +111,7 @@ class Proxy {
   delayMs = 0
   /** The port of the server. Open connections keep theirs. */
   target
-  /** @type {{ text: string, skip: number, resolve: () => void }[]} */
+  /** @type {{ texts: string[], skip: number, resolve: () => void }[]} */
   #traps = []
   /** The clients' sockets, with those in the middle of a TLS handshake. @type {Set<net.Socket>} */
   #sockets = new Set()
@@ -189,11 +189,12 @@ class Proxy {
    * Drops the reply to the next request that contains `text` (after `skip` others), and everything after it on that connection:
    * a TCP connection does not lose single parts. Resolves to `true` when the server has replied, so that it has executed the request.
    *
-   * @param {string} text
+   * @param {string | string[]} text One text, or several of which one is enough.
    * @returns {Promise<true>}
    */
   dropReply(text, skip = 0) {
-    return new Promise((resolve) => this.#traps.push({ text, skip, resolve: () => resolve(true) }))
+    const texts = [text].flat()
+    return new Promise((resolve) => this.#traps.push({ texts, skip, resolve: () => resolve(true) }))
   }
 
   /** Drops no further replies. */
@@ -208,7 +209,7 @@ class Proxy {
    * @param {Buffer} data
    */
   onRequest(connection, data) {
-    const index = this.#traps.findIndex(({ text }) => data.includes(text))
+    const index = this.#traps.findIndex(({ texts }) => texts.some((text) => data.includes(text)))
     if (index < 0 || this.#traps[index].skip-- > 0) return
     const [{ resolve }] = this.#traps.splice(index, 1)
     // PostgreSQL replies to each statement of a request. The last one of a transaction commits it.
@@ -282,8 +283,8 @@ export const SERVERS = {
     engine: 'mysql',
     start: () => startMysql(),
     commit: 'COMMIT;',
-    // A statement contains the names as hexadecimal digits.
-    encoded: (/** @type {string} */ key) => Buffer.from(key).toString('hex'),
+    // A prepared statement contains the names as bytes, another one as hexadecimal digits.
+    encoded: (/** @type {string} */ key) => [key, Buffer.from(key).toString('hex')],
     url: (/** @type {number} */ port) => `mysql://holdfast@127.0.0.1:${port}/holdfast`,
   },
 }
@@ -337,7 +338,7 @@ class ProxyFixture {
    */
   key = (name) => {
     const key = `${this.options.keyPrefix}${name}`
-    const { encoded } = /** @type {{ encoded?: (key: string) => string }} */ (SERVERS[this.kind])
+    const { encoded } = /** @type {{ encoded?: (key: string) => any }} */ (SERVERS[this.kind])
     return encoded ? encoded(key) : key
   }
 

@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 
 use super::*;
 use crate::engine::sql::mysql::transaction::begin;
+use crate::engine::sql::server::STATEMENT_BATCH;
 
 /// An engine whose calls have an answer within this time.
 fn brief() -> Settings {
@@ -244,7 +245,7 @@ async fn a_dropped_attempt_is_never_executed_later() {
     let dropped = tokio::time::timeout(Duration::from_millis(300), calls).await;
     assert!(dropped.is_err(), "the table is locked");
     let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
-    assert!((1..=64).contains(&sent.len()), "{} were sent", sent.len());
+    assert!((1..=STATEMENT_BATCH).contains(&sent.len()), "{} were sent", sent.len());
     database.execute("UNLOCK TABLES").await;
     let mut released = 0;
     engine

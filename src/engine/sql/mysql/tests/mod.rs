@@ -118,7 +118,7 @@ impl TestDatabase for Database {
 
     /// Also counts those that are executed.
     async fn blocked(&mut self) -> i64 {
-        self.connected("command = 'Query'").await
+        self.connected("command IN ('Query', 'Execute')").await
     }
 
     async fn connections(&mut self) -> Vec<i64> {

@@ -268,12 +268,12 @@ async fn a_name_that_is_granted_again_at_once_counts_as_released() {
         return;
     };
     let mut session = database.session().await;
-    let [first, second, queued, lost] = ["a", "b", "q", "l"].map(|name| claim(&[name]));
-    let all = [&first, &second, &queued, &lost];
+    let (first, second, queued) = (claim(&["a"]), claim(&["b"]), claim(&["q"]));
+    let all = [&first, &second, &queued];
     attempt(&mut session, &all).await;
     database
         .execute(
-            "UPDATE locks SET queued = 1 WHERE name = 'q'; UPDATE locks SET owner = 'other' WHERE name = 'l'; \
+            "UPDATE locks SET queued = 1 WHERE name = 'q'; \
              CREATE TRIGGER again BEFORE UPDATE ON locks FOR EACH ROW \
              SET NEW.owner = IF(NEW.name = 'a' AND NEW.owner IS NULL, 'another', NEW.owner)",
         )
@@ -284,6 +284,27 @@ async fn a_name_that_is_granted_again_at_once_counts_as_released() {
         released,
         HashMap::from([("a".to_owned(), true), ("b".to_owned(), true)])
     );
+}
+
+#[tokio::test]
+async fn a_release_beside_a_lost_lease_is_one_although_the_name_is_granted_again() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let (mut session, mut other) = (database.session().await, database.session().await);
+    for _ in 0..40 {
+        let (held, lost, next) = (claim(&["a"]), claim(&["l"]), claim(&["a"]));
+        attempt(&mut session, &[&held, &lost]).await;
+        database
+            .execute("UPDATE locks SET owner = 'another' WHERE name = 'l'")
+            .await;
+        let (both, again) = ([&held, &lost], [&next]);
+        let granted_again = async { while attempt(&mut other, &again).await.fences.is_empty() {} };
+        let (released, ()) = tokio::join!(release_all(&mut session, &both), granted_again);
+        assert_eq!(released, HashMap::from([("a".to_owned(), true)]));
+        release_all(&mut other, &[&next]).await;
+        database.execute("DELETE FROM locks WHERE name = 'l'").await;
+    }
 }
 
 #[tokio::test]
