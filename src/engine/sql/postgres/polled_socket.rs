@@ -106,6 +106,17 @@ impl PolledSocket {
         }
     }
 
+    /// Wakes the task that waits, if there is one. `false`: the connection is closed.
+    fn wake(&self, waiting: impl FnOnce(&mut State) -> Option<Waker>) -> bool {
+        let mut state = self.state.lock();
+        let (waker, is_open) = (waiting(&mut state), !state.is_closed);
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        is_open
+    }
+
     pub(super) fn shutdown(&self) -> io::Result<()> {
         self.socket.shutdown(Shutdown::Write)
     }
@@ -134,26 +145,14 @@ impl Socket for PolledSocket {
     }
 
     fn readable(&self) -> bool {
-        let mut state = self.state.lock();
-        state.is_drained = false;
-        let reader = state.reader.take();
-        let is_open = !state.is_closed;
-        drop(state);
-        if let Some(reader) = reader {
-            reader.wake();
-        }
-        is_open
+        self.wake(|state| {
+            state.is_drained = false;
+            state.reader.take()
+        })
     }
 
     fn flush(&self) -> bool {
-        let mut state = self.state.lock();
-        let writer = state.writer.take();
-        let is_open = !state.is_closed;
-        drop(state);
-        if let Some(writer) = writer {
-            writer.wake();
-        }
-        is_open
+        self.wake(|state| state.writer.take())
     }
 
     fn awaits(&self) -> bool {
