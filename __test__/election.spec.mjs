@@ -83,7 +83,7 @@ for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-s
       const locks = await connect()
       let reads = 0
       proxy.intercept = (data) => {
-        reads += Number(data.includes(key('watched')))
+        reads += Number([key('watched')].flat().some((text) => data.includes(text)))
         return false
       }
       const watched = locks.watch('watched', { intervalMs: 20 })
