@@ -4,9 +4,10 @@ import { once } from 'node:events'
 import { after, before, describe, test } from 'node:test'
 import { Worker } from 'node:worker_threads'
 import { LockService } from '../index.js'
+import { eventLoopCases } from './event-loop-cases.mjs'
 import { startProxy } from './proxy.mjs'
 import { openRedis, startRedisWithTls } from './redis-client.mjs'
-import { block, INDEX, output, rejection, sleep, until } from './tools.mjs'
+import { INDEX, output, sleep, until } from './tools.mjs'
 
 const WORKER = `
   const { parentPort, workerData: { index, url, options, name } } = require('node:worker_threads')
@@ -52,42 +53,18 @@ for (const secure of [false, true]) {
       return fields.filter((client) => isOne(client) && /^(evalsha|eval|hello|mget)$/.test(client.cmd))
     }
 
-    test('a call made before the event loop is blocked is granted and renewed while it is blocked', async () => {
-      const ttlMs = 600
-      const call = locks.acquire('blocked', { ttlMs })
-      block(4 * ttlMs)
-      const { renewed } = locks.stats()
-      assert.ok(renewed >= 1, `${renewed} renewals`)
-      const lock = await call
-      assert.equal(lock.isHeld, true)
-      assert.equal(await lock.release(), true)
-    })
-
-    test('a wait that began before the event loop is blocked continues while it is blocked', async () => {
-      const other = await connect()
-      // The second time, the fast path has a subscription, and its messages are not read.
-      for (let round = 0; round < 2; round++) {
-        const held = await other.acquire('waited', { ttlMs: 500, renew: false })
-        const call = locks.acquire('waited', { ttlMs: 700 })
-        block(3000)
-        const lock = await call
-        assert.ok(lock.fencingToken > held.fencingToken)
-        assert.equal(lock.isHeld, true)
-        await lock.release()
-      }
-      await other.close()
-    })
-
-    test('1024 calls in one tick have their own results', async () => {
-      const names = Array.from({ length: 1024 }, (_, i) => `n${i}`)
-      const taken = await Promise.all(names.map((name) => locks.tryAcquire(name)))
-      const again = await Promise.all(names.map((name) => locks.acquireLock(name)))
-      assert.ok(taken.every((lock, i) => lock.name === names[i]))
-      assert.ok(again.every((held) => held === false))
-      const fences = new Set(taken.map((lock) => lock.fencingToken))
-      assert.equal(fences.size, 1024)
-      assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock.release()))), new Set([true]))
-    })
+    eventLoopCases((name, body) =>
+      test(name, async () => {
+        const options = { keyPrefix: 'fast:', ...target().options }
+        const services = /** @type {Promise<LockService>[]} */ ([])
+        const open = (/** @type {object} */ more) => {
+          services.push(connect('', more))
+          return services[services.length - 1]
+        }
+        await body({ connect: open, target: target().url, options })
+        await Promise.all(services.map(async (service) => (await service).close()))
+      }),
+    )
 
     test('calls use the fast path, and messages to waiters use both connections', async () => {
       assert.equal(await locks.acquireLock('which'), true)
@@ -229,30 +206,6 @@ for (const secure of [false, true]) {
         await worker.terminate()
       }
       await until('the connections are closed', async () => (await connectionsOf(6)) === 0)
-    })
-
-    test('an error thrown in a callback of a settled call is an uncaught exception, not a crash', async () => {
-      const stdout = await output(`
-    import { LockService } from ${JSON.stringify(INDEX)}
-    const locks = await ${connecting()}
-    process.on('uncaughtException', (error) => console.log('uncaught', error.message))
-    await new Promise((resolve) => setTimeout(resolve, 50))
-    locks.acquireLock('x').then(() => { process.nextTick(() => { throw new Error('mine') }) })
-    await new Promise((resolve) => setTimeout(resolve, 200))
-    console.log(await locks.releaseLock('x'))
-  `)
-      assert.equal(stdout.trim(), 'uncaught mine\ntrue')
-    })
-
-    test('every call of a service that is closed in the same tick settles', async () => {
-      const brief = await connect()
-      const calls = Array.from({ length: 50 }, (_, i) => brief.tryAcquire(`closing${i}`).catch((error) => error))
-      await brief.close()
-      for (const answer of await Promise.all(calls)) {
-        assert.ok(answer === null || answer.code === 'LOCK_CLOSED' || answer.isHeld === false, String(answer))
-      }
-      assert.equal((await rejection(brief.acquire('late'))).code, 'LOCK_CLOSED')
-      await until('nothing is left', async () => (await locks.list({ prefix: 'closing' })).length === 0)
     })
   })
 }

@@ -3,11 +3,12 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { Worker } from 'node:worker_threads'
+import { eventLoopCases } from './event-loop-cases.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { startProxy } from './proxy.mjs'
 import { suite } from './stores.mjs'
-import { block, INDEX, later, output, rejection, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
+import { block, INDEX, later, output, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
 
 const WORKER = `
   const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
@@ -86,32 +87,7 @@ const COUNTS = {
 for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
   // One at a time: a blocked event loop would block the other tests.
   suite(kind, 'the event loop', { concurrency: 1 }, (test) => {
-    test('a call made before the event loop is blocked is granted and renewed while it is blocked', async (store) => {
-      const ttlMs = 1500
-      const locks = await store.connect()
-      await locks.using('warm', () => {})
-      const call = locks.acquire('blocked', { ttlMs })
-      block(4 * ttlMs)
-      const { renewed } = locks.stats()
-      assert.ok(renewed >= 1, `${renewed} renewals`)
-      const lock = await call
-      assert.equal(lock.isHeld, true)
-      assert.equal(await lock.release(), true)
-    })
-
-    test('a wait that began before the event loop is blocked continues while it is blocked', async (store) => {
-      const [locks, other] = await store.connectAll(2)
-      // In the second round the connection that listens is open.
-      for (let round = 0; round < 2; round++) {
-        const held = await other.acquire('waited', { ttlMs: 500, renew: false })
-        const call = locks.acquire('waited', { ttlMs: 1500 })
-        block(4000)
-        const lock = await call
-        assert.ok(lock.fencingToken > held.fencingToken)
-        assert.equal(lock.isHeld, true)
-        await lock.release()
-      }
-    })
+    eventLoopCases(test)
 
     test('a hand-off to a service whose event loop is blocked is received and extended', async (store) => {
       const locks = await store.connect()
@@ -190,16 +166,6 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
       }
     })
 
-    test('1024 calls in one tick have their own results', async (store) => {
-      const locks = await store.connect()
-      const names = Array.from({ length: 1024 }, (_, i) => `n${i}`)
-      const taken = await Promise.all(names.map((name) => locks.tryAcquire(name)))
-      const again = await Promise.all(names.map((name) => locks.acquireLock(name)))
-      assert.ok(taken.every((lock, i) => lock?.name === names[i]))
-      assert.ok(again.every((held) => held === false))
-      assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock?.release()))), new Set([true]))
-    })
-
     test('closed services and terminated workers leave no connection', async (store) => {
       // A table, or a database, of its own, by which its connections are found.
       const table = `locks_${process.pid}_${Date.now()}`
@@ -245,31 +211,6 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
       assert.equal(stdout.trim(), 'true true')
       await until('the lease ends', async () => (await store.connect()).acquireLock('left').then((free) => free))
       store.mayLeaveLocks = true
-    })
-
-    test('an error thrown in a callback of a settled call is an uncaught exception, not a crash', async (store) => {
-      const stdout = await output(`
-        import { LockService } from ${JSON.stringify(INDEX)}
-        const locks = await LockService.connect(${JSON.stringify(store.target)}, ${JSON.stringify(store.options)})
-        process.on('uncaughtException', (error) => console.log('uncaught', error.message))
-        locks.acquireLock('x').then(() => { process.nextTick(() => { throw new Error('mine') }) })
-        await new Promise((resolve) => setTimeout(resolve, 500))
-        console.log(await locks.releaseLock('x'))
-        await locks.close()
-      `)
-      assert.equal(stdout.trim(), 'uncaught mine\ntrue')
-    })
-
-    test('every call of a service that is closed in the same tick settles', async (store) => {
-      const [brief, other] = await store.connectAll(2)
-      await brief.using('warm', () => {})
-      const calls = Array.from({ length: 50 }, (_, i) => brief.tryAcquire(`closing${i}`).catch((error) => error))
-      await brief.close()
-      for (const answer of await Promise.all(calls)) {
-        assert.ok(answer === null || answer.code === 'LOCK_CLOSED' || answer.isHeld === false, String(answer))
-      }
-      assert.equal((await rejection(brief.acquire('late'))).code, 'LOCK_CLOSED')
-      await until('nothing is left', async () => (await other.list({ prefix: 'closing' })).length === 0)
     })
   })
 }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
+use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 /// An event loop.
@@ -39,12 +40,14 @@ impl Task {
     pub fn spawn(event_loop: Option<&dyn EventLoop>, future: impl Future<Output = ()> + Send + 'static) -> Self {
         let (cancelled, ended) = (CancellationToken::new(), CancellationToken::new());
         let (cancelling, ending) = (cancelled.clone(), ended.clone().drop_guard());
+        // Boxed: the code of a task exists once, and not for each kind of work.
+        let future = future.boxed();
         let work = async move {
             let _ending = ending;
             let _ = cancelling.run_until_cancelled(future).await;
         };
         match event_loop {
-            Some(event_loop) => event_loop.spawn(Box::pin(work)),
+            Some(event_loop) => event_loop.spawn(work.boxed()),
             None => _ = tokio::spawn(work),
         }
         Task { cancelled, ended }

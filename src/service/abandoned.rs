@@ -246,7 +246,7 @@ impl Shared {
             self.abandoned.added.notify_one();
         } else if tokio::runtime::Handle::try_current().is_ok() {
             // Without a runtime the process or the worker is about to end.
-            self.background.spawn(self.clone().release_abandoned());
+            self.background.spawn(self.clone().release_abandoned().boxed());
         }
     }
 

@@ -94,7 +94,7 @@ impl Locks {
             holds_process: AtomicBool::new(false),
             background: TaskTracker::new(),
         });
-        tokio::spawn(RenewalScheduler::run(shared.clone()));
+        tokio::spawn(RenewalScheduler::run(shared.clone()).boxed());
         Locks { shared }
     }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -217,10 +218,10 @@ fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&mut Na
     drop(state);
     let last = (pending.len() == MOST_TOGETHER).then_some(last);
     let mut in_progress = InProgress::new(shared, key, id, last);
-    shared.background.spawn(async move {
+    shared.background.spawn(FutureExt::boxed(async move {
         make_together(&mut in_progress, pending).await;
         drop(in_progress);
-    });
+    }));
 }
 
 /// Guard of an attempt in progress. Dropping it starts the pending attempts, unless others were started before.
@@ -279,7 +280,7 @@ impl InProgress {
         name.pause_end = Some(end);
         drop(state);
         let (shared, key) = (self.shared.clone(), self.key.clone());
-        self.shared.background.spawn(async move {
+        self.shared.background.spawn(FutureExt::boxed(async move {
             tokio::select! {
                 () = tokio::time::sleep_until(end) => {}
                 () = shared.closing.cancelled() => {
@@ -287,7 +288,7 @@ impl InProgress {
                 }
             }
             begin_pending(&shared, &key, |name| name.current.is_none());
-        });
+        }));
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -139,7 +140,9 @@ impl RenewalScheduler {
         loop {
             for (timeout, batch) in Self::due_batches(&shared) {
                 // Each batch has a task: a batch without an answer does not delay later ones.
-                shared.background.spawn(renew_batch(shared.clone(), batch, timeout));
+                shared
+                    .background
+                    .spawn(renew_batch(shared.clone(), batch, timeout).boxed());
             }
             let sleep = {
                 let schedule = shared.scheduler.schedule.lock();

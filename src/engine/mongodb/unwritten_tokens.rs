@@ -16,6 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use mongodb::bson::{Bson, Document, Timestamp, doc};
 use parking_lot::Mutex;
 
@@ -105,7 +106,7 @@ impl UnwrittenTokens {
         let mut state = self.state.lock();
         state.add(&claim.owner, token, now);
         if !std::mem::replace(&mut state.is_running, true) {
-            tokio::spawn(self.clone().run());
+            tokio::spawn(self.clone().run().boxed());
         }
     }
 

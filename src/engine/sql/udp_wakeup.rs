@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::net::UdpSocket;
 use tokio::sync::{OnceCell, watch};
@@ -136,7 +137,7 @@ impl UdpWakeup {
         let binding = self.socket.get_or_try_init(|| async {
             let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?);
             let port = socket.local_addr()?.port();
-            let listener = tokio::spawn(listen(socket.clone(), self.waiters.clone()));
+            let listener = tokio::spawn(listen(socket.clone(), self.waiters.clone()).boxed());
             Ok::<_, std::io::Error>(Socket {
                 socket,
                 port,

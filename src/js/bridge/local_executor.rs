@@ -124,7 +124,7 @@ impl LocalExecutor {
 
     /// Runs work on the I/O thread.
     pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.runtime.spawn(work);
+        self.runtime.spawn(work.boxed());
     }
 
     /// Drops every call that is in progress, at the end of the environment.

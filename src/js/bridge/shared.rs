@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::thread::ThreadId;
 
+use futures_util::FutureExt;
 use napi::{Env, sys};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
@@ -168,14 +169,14 @@ impl Shared {
     pub(super) async fn serve(self: Arc<Self>) {
         let deliveries = self.clone();
         // The flusher runs after all tasks that were ready in the same pass: their results leave in one wake-up.
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             loop {
                 deliveries.ready.notified().await;
                 if !deliveries.outbox.lock().is_empty() {
                     deliveries.wake();
                 }
             }
-        });
+        }));
         loop {
             tokio::select! {
                 biased;

@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use mongodb::bson::oid::ObjectId;
 use mongodb::change_stream::ChangeStream;
 use mongodb::options::ReadConcern;
@@ -329,7 +329,7 @@ impl Watcher {
             self.0.uncovered.notify_one();
         }
         if state.task.is_none() {
-            state.task = Some(tokio::spawn(self.0.clone().run()).abort_handle());
+            state.task = Some(tokio::spawn(self.0.clone().run().boxed()).abort_handle());
         }
         Ok(StreamUse {
             shared: self.0.clone(),

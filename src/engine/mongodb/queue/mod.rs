@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::TryStreamExt;
+use futures_util::{FutureExt, TryStreamExt};
 use mongodb::Collection;
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Document, doc};
@@ -128,7 +128,9 @@ impl Queue {
     ) {
         if self.known.enter(&claim.owner, key, number, left, || open) {
             let queue = self.clone();
-            tokio::spawn(async move { queue.known.run_heartbeats(|names| queue.send_heartbeat(names)).await });
+            tokio::spawn(FutureExt::boxed(async move {
+                queue.known.run_heartbeats(|names| queue.send_heartbeat(names)).await
+            }));
         }
     }
 
@@ -145,12 +147,12 @@ impl Queue {
                 if let Some(key) = self.key(&id).filter(|key| self.known.is_waited_for(key)) {
                     let ahead = u32::try_from(self.known.ahead(&key)).unwrap_or(u32::MAX);
                     let queue = self.clone();
-                    tokio::spawn(async move {
+                    tokio::spawn(FutureExt::boxed(async move {
                         tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
                         queue.known.wake_first(&key);
                         tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
                         queue.known.wake(&key);
-                    });
+                    }));
                 }
             }
             Change::Reserved { id, hold } => {
@@ -211,7 +213,7 @@ impl Queue {
     /// confirmed the hand-off in the meantime, and the event was late, this changes nothing.)
     fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken, grant: Option<Grant>) {
         let queue = self.clone();
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             let (locks, process) = (queue.pool.locks(), queue.process.clone());
             let removal = || async move {
                 let waited_for = match grant {
@@ -226,7 +228,7 @@ impl Queue {
                 // Until its reservation or liveness ends, the other waiters wait longer.
                 tracing::debug!(?outcome, "an unknown waiter could not be removed");
             }
-        });
+        }));
     }
 
     /// Removes a waiter's position in the queue of this name.
@@ -239,14 +241,14 @@ impl Queue {
     /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
     fn send_heartbeat(self: &Arc<Self>, names: Vec<Key>) {
         let queue = self.clone();
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             let outcome = tokio::time::timeout(queue.store_timeout, queue.heartbeat(&names)).await;
             if !matches!(outcome, Ok(Ok(()))) {
                 // The waiters' own attempts report the failure, within their deadlines.
                 tracing::debug!(?outcome, "the heartbeat of the waiters failed");
                 names.iter().for_each(|key| queue.known.wake(key));
             }
-        });
+        }));
     }
 
     async fn heartbeat(&self, names: &[Key]) -> Outcome<()> {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::MutexGuard;
 use redis::ConnectionAddr;
 
@@ -80,7 +81,8 @@ impl Link {
             FastPathSlot::Empty(next) if next.is_past() => {
                 *slot = FastPathSlot::Opening;
                 let link = self.clone();
-                self.runtime.spawn(async move { link.open_fast_path().await });
+                self.runtime
+                    .spawn(FutureExt::boxed(async move { link.open_fast_path().await }));
             }
             FastPathSlot::Empty(_) | FastPathSlot::Opening | FastPathSlot::Closed => {}
         }
@@ -117,7 +119,7 @@ impl Link {
             return;
         }
         let link = Arc::downgrade(self);
-        self.runtime.spawn(async move {
+        self.runtime.spawn(FutureExt::boxed(async move {
             let end = Moment::now() + RECORDED_WITHIN;
             for call in records {
                 // The ordinary connection may be broken as well.
@@ -131,7 +133,7 @@ impl Link {
                     }
                 }
             }
-        });
+        }));
     }
 
     /// Closes the fast path together with the ordinary connection.
@@ -187,9 +189,10 @@ impl Link {
             Ok(Some((fast_path, _))) => {
                 fast_path.clone().serve_on(&**event_loop);
                 let (link, watched) = (Arc::downgrade(self), Arc::downgrade(&fast_path));
-                self.runtime.spawn(watch(link, watched, fast_path.watchdog()));
+                self.runtime.spawn(watch(link, watched, fast_path.watchdog()).boxed());
                 if !self.config.seeds().is_empty() {
-                    self.runtime.spawn(retire(Arc::downgrade(self), fast_path.number()));
+                    self.runtime
+                        .spawn(retire(Arc::downgrade(self), fast_path.number()).boxed());
                 }
                 FastPathSlot::Open(fast_path)
             }

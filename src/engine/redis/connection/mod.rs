@@ -181,7 +181,7 @@ impl Link {
         state.generation += 1;
         let (link, generation) = (self.clone(), state.generation);
         let (done, result) = oneshot::channel();
-        self.runtime.spawn(async move {
+        self.runtime.spawn(FutureExt::boxed(async move {
             if link.config.sentinels().is_some() {
                 // The next connection may lead to another server.
                 link.lose_fast_path();
@@ -193,7 +193,7 @@ impl Link {
             });
             // All callers may have been dropped.
             let _ = done.send(link.publish(generation, opened));
-        });
+        }));
         let opening = async move { result.await.unwrap_or(Err(Failure::Closed)) }
             .boxed()
             .shared();
@@ -298,7 +298,7 @@ impl Link {
             return;
         }
         state.restoring = true;
-        self.runtime.spawn(keep_trying(Arc::downgrade(self)));
+        self.runtime.spawn(keep_trying(Arc::downgrade(self)).boxed());
     }
 
     /// Closes the connection after the calls on it have ended, and refuses new calls.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use parking_lot::{Mutex, MutexGuard};
 use redis::{ErrorKind, RedisResult};
@@ -316,7 +317,7 @@ impl Drop for RedisSubscription {
         if self.link.topics.is_idle(&self.topic) {
             self.link
                 .runtime
-                .spawn(self.link.clone().unsubscribe(self.topic.clone()));
+                .spawn(self.link.clone().unsubscribe(self.topic.clone()).boxed());
         }
     }
 }

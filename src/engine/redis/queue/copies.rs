@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Waiters;
 use crate::engine::redis::connection::pubsub::MessageHandler;
+use futures_util::FutureExt;
 
 /// The connection on which a copy of a message arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,12 +115,12 @@ impl Waiters {
             return;
         }
         let (waiters, message) = (self.clone(), message.to_vec());
-        self.route.runtime().spawn(async move {
+        self.route.runtime().spawn(FutureExt::boxed(async move {
             tokio::time::sleep(LATE).await;
             if waiters.copies.lock().is_late(&message) {
                 waiters.deliver(slot, &message);
             }
-        });
+        }));
     }
 }
 

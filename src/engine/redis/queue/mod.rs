@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
@@ -217,12 +218,12 @@ impl Waiters {
         } else if !is_known {
             let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
             let until_ms = grant.map_or(0, |(_, times)| times.until_us / 1000);
-            self.route.runtime().spawn(async move {
+            self.route.runtime().spawn(FutureExt::boxed(async move {
                 if let Err(failure) = waiters.remove_waiter(&member, &lock, until_ms).await {
                     // Its position delays the others: the name is handed to it again.
                     tracing::debug!(%failure, "an unknown waiter could not be removed from the queue");
                 }
-            });
+            }));
         } else if let (Some((_, times)), Some(key)) = (grant, key()) {
             // The hand-off limits the liveness of this process to the lease. If it has other waiters for the name, a heartbeat
             // corrects that in time.
@@ -260,7 +261,7 @@ impl Waiters {
     /// Hands off a free name in the background, after a script that removed dead waiters and could not finish.
     pub(super) fn hand_off(self: &Arc<Self>, key: &Key) {
         let (waiters, key) = (self.clone(), key.clone());
-        self.route.runtime().spawn(async move {
+        self.route.runtime().spawn(FutureExt::boxed(async move {
             // The release of an owner that holds nothing.
             let mut call = RELEASE.call(
                 &waiters.layout,
@@ -278,7 +279,7 @@ impl Waiters {
                 tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot)).await
             {
             }
-        });
+        }));
     }
 
     /// Records that a waiter is in the queue of `key`, where the current lease ends after `left`.
@@ -292,12 +293,12 @@ impl Waiters {
     ) {
         if self.known.enter(owner, key, number, left, || channel.clone()) {
             let waiters = self.clone();
-            self.route.runtime().spawn(async move {
+            self.route.runtime().spawn(FutureExt::boxed(async move {
                 waiters
                     .known
                     .run_heartbeats(|names| waiters.send_heartbeats(names))
                     .await
-            });
+            }));
         }
     }
 
@@ -306,13 +307,13 @@ impl Waiters {
         for some in self.together(names) {
             // In a task of its own: a node that hangs must not delay the heartbeats to other nodes.
             let waiters = self.clone();
-            tokio::spawn(async move {
+            tokio::spawn(FutureExt::boxed(async move {
                 if let Err(failure) = waiters.send_heartbeat(&some).await {
                     // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
                     tracing::debug!(%failure, "a heartbeat failed");
                     some.iter().for_each(|key| waiters.known.wake(key));
                 }
-            });
+            }));
         }
     }
 

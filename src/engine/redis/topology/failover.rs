@@ -8,7 +8,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use redis::{ConnectionInfo, RedisResult};
 use tokio::task::AbortHandle;
 
@@ -34,7 +34,7 @@ impl FailoverMonitor {
                 links: links.clone(),
                 limit,
             };
-            tokio::spawn(listener.run()).abort_handle()
+            tokio::spawn(listener.run().boxed()).abort_handle()
         });
         FailoverMonitor(tasks.collect())
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Context;
 
+use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -119,9 +120,8 @@ impl PostgresServer {
             socket,
             canceller,
         } = connected.inspect_err(|failure| self.notice(failure.kind()))?;
-        let event_loop = self.connections.event_loop.as_ref();
         let replies = Replies::default();
-        if let Some(event_loop) = event_loop {
+        if let Some(event_loop) = &self.connections.event_loop {
             let served = socket.serve_on(event_loop, notifications.is_some(), &replies);
             served.map_err(|error| {
                 let message = format!("the socket cannot be passed to the event loop: {error}");
@@ -172,7 +172,7 @@ impl PostgresServer {
             connection: Connection::new(self.connections.clone(), epoch, cancel),
             prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
             unprepared: Mutex::default(),
-            driver: Task::spawn(event_loop.map(|event_loop| &**event_loop), driving),
+            driver: self.connections.spawn(driving),
             has_unsafe_commit,
             has_options,
             gate,
@@ -279,7 +279,7 @@ impl PostgresSession {
         for sql in self.unprepared.lock().drain(..) {
             let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
             let pending = self.replies.expect();
-            tokio::spawn(async move {
+            tokio::spawn(FutureExt::boxed(async move {
                 let _pending = pending;
                 let statement = server.statements.get(sql);
                 match client.prepare_typed(&statement.text, statement.types).await {
@@ -287,7 +287,7 @@ impl PostgresSession {
                     // The next execution repeats the preparation, unless the cause is a pooler.
                     Err(error) => _ = server.failure(error),
                 }
-            });
+            }));
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Outcome;
 use super::error::{Failure, Kind};
 use crate::engine::sql::dropped_calls::DroppedCalls;
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, Task};
 
 /// How long the server has to confirm that it cancelled a statement.
 const CANCELLATION: Duration = Duration::from_millis(50);
@@ -31,7 +31,7 @@ pub(in crate::engine::sql) struct Connections {
     pub address: Arc<str>,
     pub store_timeout: Duration,
     pub dropped: Arc<DroppedCalls>,
-    /// The caller's event loop, which polls the tasks of the engine.
+    /// The caller's event loop.
     pub event_loop: Option<Arc<dyn EventLoop>>,
     /// How long the slowest of the last packets took, in microseconds.
     usual_us: AtomicU64,
@@ -68,8 +68,9 @@ impl Connections {
         })
     }
 
-    pub(in crate::engine::sql) fn event_loop(&self) -> Option<&dyn EventLoop> {
-        self.event_loop.as_deref()
+    /// Starts a task of the engine, on the caller's event loop if there is one.
+    pub(in crate::engine::sql) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
+        Task::spawn(self.event_loop.as_deref(), task)
     }
 
     /// Completes when callers that had no answer are dropped, unless a packet usually takes as long.

@@ -33,7 +33,6 @@ use super::calls::Calls;
 use super::jobs::{self, BATCH, Failed};
 use super::ledger::{Changes, Ledger, StoredName};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
-use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 pub(super) mod config;
@@ -156,7 +155,6 @@ impl<S: Server> ServerEngine<S> {
             }
         }
         let connections = server.connections();
-        let event_loop = connections.event_loop();
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
@@ -180,10 +178,10 @@ impl<S: Server> ServerEngine<S> {
             },
             idle: vec![Slot::new(server.clone(), Some(session))],
             checks,
-            worker: Task::spawn(event_loop, worker.run(transaction_jobs)),
+            worker: connections.spawn(worker.run(transaction_jobs)),
         };
         let (jobs, receiver) = jobs::queue(STATEMENT_BATCH);
-        let single = Task::spawn(event_loop, single.run(receiver));
+        let single = connections.spawn(single.run(receiver));
         let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {
             server,

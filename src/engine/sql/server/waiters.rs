@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -240,9 +241,9 @@ impl<S: Server> Waiters<S> {
 
     fn run_heartbeats(self: &Arc<Self>) {
         let (known, checks) = (self.known.clone(), self.checks.clone());
-        let heartbeats = self.runtime.spawn(async move {
+        let heartbeats = self.runtime.spawn(FutureExt::boxed(async move {
             known.run_heartbeats(|names| _ = checks.send(names)).await;
-        });
+        }));
         let mut tasks = self.tasks.lock();
         tasks.heartbeats = Some(heartbeats.abort_handle());
         if tasks.is_closed {
@@ -275,7 +276,7 @@ impl<S: Server> Waiters<S> {
                 tokio::time::sleep(pause).await;
             }
         };
-        tasks.listener = Some(Task::spawn(self.server.connections().event_loop(), listen));
+        tasks.listener = Some(self.server.connections().spawn(listen));
     }
 
     /// Whether there are no waiters. Then the next waiter starts another task.

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -55,7 +56,7 @@ impl LocalExecutor {
     /// Starts the watchdog unless it is running.
     pub(super) fn watch(self: &Arc<Self>) {
         if !self.watchdog.is_running.swap(true, Relaxed) {
-            self.runtime.spawn(watch(Arc::downgrade(self)));
+            self.runtime.spawn(watch(Arc::downgrade(self)).boxed());
         }
     }
 }

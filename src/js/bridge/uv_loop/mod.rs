@@ -96,7 +96,7 @@ pub(super) struct UvLoop {
 }
 
 /// The data of a poll handle.
-struct PolledSocket {
+struct PollData {
     bridge: Rc<Bridge>,
     socket: Arc<dyn Socket>,
     /// Whether libuv also polls until the socket takes more.
@@ -161,7 +161,7 @@ impl UvLoop {
                 libc::free(poll);
                 return socket.end();
             }
-            let served = PolledSocket {
+            let served = PollData {
                 bridge: bridge.clone(),
                 socket: socket.clone(),
                 awaits_space: Cell::new(false),
@@ -181,7 +181,7 @@ impl UvLoop {
         let polls = self.polls.borrow().clone();
         for poll in polls {
             // SAFETY: a handle on the list has not been closed.
-            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PolledSocket>() };
+            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PollData>() };
             if !served.socket.flush() {
                 self.drop_poll(poll);
                 continue;
@@ -202,7 +202,7 @@ impl UvLoop {
     fn busy_poll(&self) {
         let polls = self.polls.borrow();
         // SAFETY: a handle on the list has not been closed.
-        let served = |poll: &Handle| unsafe { &*(self.uv.get_data)(*poll).cast::<PolledSocket>() };
+        let served = |poll: &Handle| unsafe { &*(self.uv.get_data)(*poll).cast::<PollData>() };
         let mut awaiting = polls
             .iter()
             .map(|poll| &served(poll).socket)
@@ -251,7 +251,7 @@ impl UvLoop {
     pub(super) fn end(&self) {
         for poll in std::mem::take(&mut *self.polls.borrow_mut()) {
             // SAFETY: as in `flush`.
-            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PolledSocket>() };
+            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PollData>() };
             served.socket.end();
             // SAFETY: as in `drop_poll`.
             unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
@@ -317,7 +317,7 @@ unsafe extern "C" fn on_poll(poll: Handle, status: c_int, _: c_int) {
     catch_panic(|| {
         let Some(data) = Uv::data(poll) else { return };
         // SAFETY: the data of a poll handle, until it is closed.
-        let served = unsafe { &*data.cast::<PolledSocket>() };
+        let served = unsafe { &*data.cast::<PollData>() };
         let bridge = served.bridge.clone();
         let Some(uv_loop) = &bridge.uv_loop else { return };
         let mut open = served.socket.readable();
@@ -370,7 +370,7 @@ impl Uv {
 unsafe extern "C" fn on_poll_closed(poll: Handle) {
     if let Some(data) = Uv::data(poll) {
         // SAFETY: boxed in `serve`; a handle is closed once.
-        drop(unsafe { Box::from_raw(data.cast_mut().cast::<PolledSocket>()) });
+        drop(unsafe { Box::from_raw(data.cast_mut().cast::<PollData>()) });
     }
     // SAFETY: allocated by `handle`.
     unsafe { libc::free(poll) };

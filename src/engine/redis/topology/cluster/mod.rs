@@ -211,7 +211,7 @@ impl Cluster {
         let mut masters = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
         fastrand::shuffle(&mut masters);
         let cluster = self.clone();
-        self.runtime.spawn(async move {
+        self.runtime.spawn(FutureExt::boxed(async move {
             for master in masters {
                 let Ok(node) = cluster.node(&master) else { return };
                 node.commands.open_fast_path().await;
@@ -220,7 +220,7 @@ impl Cluster {
                     return;
                 }
             }
-        });
+        }));
     }
 
     /// Returns a connection to each current master.
@@ -272,7 +272,7 @@ impl Cluster {
     /// Reads the map again in the background.
     fn refresh_soon(self: &Arc<Self>) {
         let refresh = self.refresh();
-        self.runtime.spawn(refresh);
+        self.runtime.spawn(refresh.boxed());
     }
 
     /// Reads the map again, once for all concurrent callers.
