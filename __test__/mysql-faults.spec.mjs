@@ -43,7 +43,7 @@ faults('mysql', {
       assert.equal(await both.release(), true)
     })
 
-    test('max_connections of the server: the same', async () => {
+    test('max_connections of the server: retryable errors, and calls again when there is a free connection', async () => {
       const address = await userWith('MAX_USER_CONNECTIONS 0')
       const locks = await connect({}, address)
       assert.equal(await locks.using('one', (lock) => lock.isHeld), true)

@@ -111,7 +111,7 @@ describe('mysql: TLS and logins', { concurrency: 1 }, () => {
     await refused(/\[1045\] .*tls\.certFile and tls\.keyFile/, url({ login: `cert:${ENCODED}` }), { tls: tls() })
   })
 
-  test('a statement of a call that rejects is ended at the server, over TLS', async () => {
+  test('a statement of a call that rejects is cancelled at the server, over TLS', async () => {
     const locks = await connectWith(url(), { tls: tls(), storeTimeoutMs: 1000 })
     try {
       assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)

@@ -137,7 +137,7 @@ export function faults(
       assert.equal(await (await waiter).release(), true)
     })
 
-    test('tables that are locked by another program: the same', async () => {
+    test('tables that another program has locked: calls reject in time, a lease stays held', async () => {
       const locks = await connect()
       const held = await locks.acquire('held', { ttlMs: 20_000 })
       await withQuery(async (run) => {

@@ -58,11 +58,13 @@ const size = (name) => one(Number(cell('bench/results.md', 'Import and installed
 const POSTGRES = 'bench/results-postgres.md'
 const MARIADB = 'bench/results-mysql.md'
 /** Columns of the pairs. */
-const [PER_SECOND, P50, CLIENT_CPU, SERVER_CPU, RATIO] = [2, 3, 6, 7, 9]
+const [PER_SECOND, P50, LOOP_US, CLIENT_CPU, SERVER_CPU, RATIO] = [2, 3, 5, 6, 7, 9]
+/** The ratio of the pairs by the same driver in Rust. */
+const RUST_RATIO = 8
 
 /** Returns a cell of the pairs on an SQL server as a number. */
-function pairs(file, load, contender, index) {
-  const [, section = ''] = read(file).split(/^## Pairs, .*$/m)
+function pairs(file, load, contender, index, heading = 'Pairs,') {
+  const [, section = ''] = read(file).split(new RegExp(`^## ${heading} .*$`, 'm'))
   const [, part = ''] = section.split(`\n### ${load} in flight\n`)
   const row = part.split('\n### ')[0].match(new RegExp(`^\\| ${contender} \\|.*$`, 'm'))
   if (!row) throw new Error(`${file}: no pairs of ${contender} with ${load} in flight`)
@@ -127,20 +129,30 @@ const SENTENCES = {
   ],
   'docs/speed-sql.md': () => [
     [
-      'the bare commits take # ms on PostgreSQL and # ms on MariaDB, and advisory locks # ms in all',
+      'a pair of bare commits takes # ms on PostgreSQL and # ms on MariaDB, and a pair of calls for an advisory lock # ms',
       [p50(POSTGRES, 'bare-commits'), p50(MARIADB, 'bare-commits'), p50(POSTGRES, 'advisory-locks')],
     ],
-    ['A pair takes # and # ms', [p50(POSTGRES, 'holdfast'), p50(MARIADB, 'holdfast')]],
+    ['A pair of holdfast takes # and # ms', [p50(POSTGRES, 'holdfast'), p50(MARIADB, 'holdfast')]],
     [
       '# and # times the bare commits with 64 in flight',
       [POSTGRES, MARIADB].map((file) => one(pairs(file, 64, 'bare-commits', RATIO))),
     ],
     ['# µs per pair on PostgreSQL, # on MariaDB', [POSTGRES, MARIADB].map(cpu)],
+    [
+      'holdfast makes # times the pairs of advisory locks that one connection pipelines, and # times with',
+      [64, 256].map((load) => pairs(POSTGRES, load, 'advisory-pipelined-1', RUST_RATIO, 'By the same').toFixed(2)),
+    ],
+    [
+      'It takes # ms, # times four round trips and a commit',
+      [handOff(POSTGRES, '1 waiter'), handOff(POSTGRES, '1 waiter', 8)],
+    ],
+    ['the client needs # µs of CPU per pair', [pairs(POSTGRES, 64, 'holdfast', CLIENT_CPU).toFixed(0)]],
+    ['the event loop is busy for # µs per pair', [pairs(POSTGRES, 1, 'holdfast', LOOP_US).toFixed(0)]],
     ['# ms between 16 processes', [one(Number(handOff(MARIADB, PROCESSES)))]],
   ],
   'docs/stores/postgresql.md': () => [
     [
-      'A hand-off takes # ms, # round trips of a quiet connection',
+      'A hand-off takes # ms, # times a round trip on an idle connection',
       [handOff(POSTGRES, '1 waiter'), handOff(POSTGRES, '1 waiter', 7)],
     ],
   ],

@@ -290,9 +290,9 @@ function writePage(rows) {
   const table = ['| server | version | contract | binary |', '|---|---|---|---|', ...lines].join('\n')
   const text = `# Tested versions
 
-Written by \`node scripts/versions.mjs\`. Each version runs the contract of the API and the tests of its store: Redis and Valkey as one
-node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. PostgreSQL 15 and
-MariaDB 10.11 also run all other tests of SQL servers. MySQL 9.7 runs only the contract and the tests of logins. MySQL 8 was not tried.
+Written by \`node scripts/versions.mjs\`. Each version runs the contract of the API and the tests of its store (MySQL 9.7: the contract and the
+tests of logins): Redis and Valkey as one node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. PostgreSQL 15 and
+MariaDB 10.11 also run all other tests of SQL servers. MySQL 8 was not tried.
 
 <!-- versions -->
 ${table}

@@ -1,7 +1,7 @@
-//! The caller's event loop, for an engine whose socket it can poll.
+//! The caller's event loop, which can poll the sockets and the tasks of an engine.
 //!
-//! A hop between two threads costs more than everything else in a call. Calls from a thread with its own event loop (Node's)
-//! save two hops when the socket is written and read on that thread.
+//! A switch between two threads costs more than everything else in a call. A call from a thread with an event loop (Node's) saves two
+//! switches when the socket is written and read on that thread.
 
 use std::fmt;
 use std::pin::Pin;

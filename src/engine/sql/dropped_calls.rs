@@ -1,6 +1,6 @@
 //! Counts callers that were dropped without an answer: a sign of a connection that is silent.
 //!
-//! A caller of a renewal waits only for a part of its lease, and has to find a better connection while the lease lasts.
+//! A renewal waits only for a part of its lease, and needs a working connection before the lease expires.
 
 use std::time::Duration;
 

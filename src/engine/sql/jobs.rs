@@ -116,7 +116,8 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Returns the number of its claims. A page of a list takes as long as several, and so does much metadata: a packet has a limit.
+    /// Returns how many claims the job counts as: several for a page of a list, which takes longer, and for much metadata, because the size
+    /// of a packet is limited.
     fn claims(&self) -> usize {
         let metadata = |claim: &Arc<Claim>| {
             claim
@@ -231,7 +232,7 @@ pub(super) fn queue(max_claims: usize) -> (Sender, Receiver) {
 }
 
 impl Sender {
-    /// Appends a job to its part. When the writer has ended, the job and its reply are dropped.
+    /// Appends a job to its part. When the task has ended, the job and its reply are dropped.
     pub(super) fn send(&self, job: Job) {
         let part = match job {
             Job::Renew(..) | Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => &self.changes,

@@ -1,5 +1,5 @@
-//! Executor of the calls that run on the JavaScript thread. Node's event loop polls the socket of the engine (`uv_loop/`), so
-//! that a call to the store needs no hop between threads.
+//! Executor of the calls and tasks that run on the JavaScript thread. Node's event loop polls the tasks of an engine and, where it
+//! can, its sockets (`uv_loop/`), so that a call to the store needs no switch between threads.
 //!
 //! # Behavior
 //! A call starts on the JavaScript thread: its future is polled at once. When this thread wakes it (a reply or a message that the
@@ -77,7 +77,7 @@ struct State {
     /// Both threads were to poll the call at the same time: the I/O thread polls it once more.
     again: bool,
     /// The environment has ended.
-    is_over: bool,
+    has_ended: bool,
 }
 
 #[derive(Default)]
@@ -133,7 +133,7 @@ impl LocalExecutor {
         for call in calls.iter().filter_map(Weak::upgrade) {
             let mut state = call.state.lock();
             // The I/O thread drops a call that it polls now.
-            state.is_over = true;
+            state.has_ended = true;
             let work = state.work.take();
             drop(state);
             drop(work);
@@ -190,7 +190,7 @@ impl Call {
             return;
         }
         let mut state = self.state.lock();
-        if state.is_over {
+        if state.has_ended {
             drop(state);
             return drop(work);
         }

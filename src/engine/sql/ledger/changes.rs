@@ -14,31 +14,31 @@ pub(in crate::engine::sql) struct Changes {
     /// The owners whose positions are removed.
     pub left: Vec<String>,
     pub entered: Vec<Entered>,
-    pub notices: Vec<Notice>,
+    pub notifications: Vec<Notification>,
 }
 
 /// What the process of a waiter is notified of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine::sql) struct Notice {
+pub(in crate::engine::sql) struct Notification {
     /// The waiter's engine in the queues. `None`: this one.
     pub engine: Option<String>,
     pub owner: String,
-    pub news: News,
+    pub content: Content,
 }
 
-impl Notice {
-    /// Creates a notice for a waiter of this engine.
+impl Notification {
+    /// Creates a notification for a waiter of this engine.
     pub(in crate::engine::sql) fn may_be_free(owner: &OwnerToken) -> Self {
-        Notice {
+        Notification {
             engine: None,
             owner: owner.as_str().to_owned(),
-            news: News::MayBeFree,
+            content: Content::MayBeFree,
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine::sql) enum News {
+pub(in crate::engine::sql) enum Content {
     /// An attempt may succeed.
     MayBeFree,
     /// The name may be free after this time.

@@ -6,8 +6,8 @@
 //!
 //! # Hand-off
 //! At the end of a transaction a free name goes to its first live waiter, whose position is removed. A waiter of one name without
-//! metadata becomes the holder, for 2 s or its ttl. For another one the name is reserved for as long: its row has the owner
-//! `<token>-next`, and the waiter makes an attempt. A waiter that was slow enters again with its ticket ([`Ledger::remember`]).
+//! metadata becomes the holder, for 2 s, or for its ttl if that is shorter. For another one the name is reserved for as long: its row has the owner
+//! `<token>-next`, and the waiter makes an attempt. A waiter that missed its hand-off enters again with its ticket ([`Ledger::remember`]).
 
 mod changes;
 mod rows;
@@ -17,7 +17,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-pub(super) use self::changes::{Changes, Entered, News, Notice};
+pub(super) use self::changes::{Changes, Content, Entered, Notification};
 use self::rows::Change;
 pub(super) use self::rows::{Position, RESERVED, Row, Waiter};
 use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide};
@@ -68,12 +68,12 @@ impl Ledger {
         self.now_us
     }
 
-    /// Has the positions of names counted again.
+    /// Marks names whose positions [`Ledger::finish`] counts again.
     pub(super) fn recount(&mut self, names: &[StoredName]) {
         self.recounted.extend_from_slice(names);
     }
 
-    /// Records the ticket that a waiter has had, so that it keeps its place after a hand-off. Before its attempt.
+    /// Records the ticket that a waiter had, so that it keeps its position after a missed hand-off. Called before the attempt.
     pub(super) fn remember(&mut self, owner: &OwnerToken, ticket: u64) {
         self.tickets.insert(owner.as_str().to_owned(), ticket);
     }
@@ -174,11 +174,11 @@ impl Ledger {
         let names: Vec<StoredName> = self.rows.keys().cloned().collect();
         for name in &names {
             if self.busy_for(name).is_none() {
-                self.hand_off(name, &mut changes.notices);
+                self.hand_off(name, &mut changes.notifications);
             } else if self.shortened.contains(name)
                 && let Some(first) = self.live(name).next()
             {
-                changes.notices.push(first.notice(News::MayBeFree));
+                changes.notifications.push(first.notification(Content::MayBeFree));
             }
         }
         let mut recounted = std::mem::take(&mut self.recounted);
@@ -203,7 +203,7 @@ impl Ledger {
     }
 
     /// Hands a free name off to its first live waiter.
-    fn hand_off(&mut self, name: &StoredName, notices: &mut Vec<Notice>) {
+    fn hand_off(&mut self, name: &StoredName, notifications: &mut Vec<Notification>) {
         let mut live = self.live(name).cloned();
         let (Some(first), next) = (live.next(), live.next()) else {
             return;
@@ -236,14 +236,14 @@ impl Ledger {
             granted_us: self.now_us.unsigned_abs(),
             until_us: until_us.unsigned_abs(),
         };
-        let news = match first.waiter.holder {
-            Some(_) => News::Granted(Fence(row.fence.unsigned_abs()), times),
-            None => News::MayBeFree,
+        let content = match first.waiter.holder {
+            Some(_) => Content::Granted(Fence(row.fence.unsigned_abs()), times),
+            None => Content::MayBeFree,
         };
-        notices.push(first.notice(news));
+        notifications.push(first.notification(content));
         // A process checks its names with each heartbeat, which may be too late if the first waiter is dead.
         let next = next.filter(|_| hold < RESERVATION);
-        notices.extend(next.map(|next| next.notice(News::FreeAfter(hold))));
+        notifications.extend(next.map(|next| next.notification(Content::FreeAfter(hold))));
         self.remove_position(&first.owner);
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{News, Notice, StoredName};
+use super::{Content, Notification, StoredName};
 use crate::model::{OwnerToken, Process};
 
 /// What follows the owner token of a waiter that a name is reserved for: no owner token has it.
@@ -110,11 +110,11 @@ impl Position {
         }
     }
 
-    pub(super) fn notice(&self, news: News) -> Notice {
-        Notice {
+    pub(super) fn notification(&self, content: Content) -> Notification {
+        Notification {
             engine: self.waiter.engine.clone(),
             owner: self.owner.clone(),
-            news,
+            content,
         }
     }
 

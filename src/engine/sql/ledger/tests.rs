@@ -60,19 +60,19 @@ fn released(positions: Vec<Position>) -> Changes {
     ledger.finish()
 }
 
-fn news(changes: &Changes) -> Vec<(&str, News)> {
+fn content(changes: &Changes) -> Vec<(&str, Content)> {
     changes
-        .notices
+        .notifications
         .iter()
-        .map(|notice| (notice.owner.as_str(), notice.news))
+        .map(|notification| (notification.owner.as_str(), notification.content))
         .collect()
 }
 
 /// A grant of `ms` that follows the token 7.
-fn granted(ms: u64) -> News {
+fn granted(ms: u64) -> Content {
     let granted_us = NOW.unsigned_abs();
     let until_us = granted_us + ms * 1000;
-    News::Granted(Fence(granted_us), GrantTimes { granted_us, until_us })
+    Content::Granted(Fence(granted_us), GrantTimes { granted_us, until_us })
 }
 
 #[test]
@@ -93,12 +93,12 @@ fn the_calls_of_one_transaction_follow_each_other() {
         Some(Duration::from_millis(800)),
         "of the second"
     );
-    assert_eq!((changes.notices.len(), changes.entered.len()), (1, 0));
-    let (row, notice) = (&changes.rows[0].1, &changes.notices[0]);
+    assert_eq!((changes.notifications.len(), changes.entered.len()), (1, 0));
+    let (row, notification) = (&changes.rows[0].1, &changes.notifications[0]);
     assert_eq!(row.owner.as_deref(), Some(second.owner.as_str()));
     assert!(row.fence > NOW, "the first one has the token of the clock");
-    assert!(matches!(notice.news, News::Granted(fence, _) if fence.0 == row.fence.unsigned_abs()));
-    assert_eq!(notice.engine, None);
+    assert!(matches!(notification.content, Content::Granted(fence, _) if fence.0 == row.fence.unsigned_abs()));
+    assert_eq!(notification.engine, None);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_free_name_goes_to_its_first_live_waiter() {
         ..waiter(2, "n", "w2")
     };
     let changes = released(vec![waiter(9, "n", "w9"), waiter(3, "n", "w3"), dead]);
-    assert_eq!(news(&changes), [("w3", granted(2000))]);
+    assert_eq!(content(&changes), [("w3", granted(2000))]);
     assert_eq!(changes.left, ["w3"]);
     let (_, row) = &changes.rows[0];
     assert_eq!((row.owner.as_deref(), row.fence), (Some("w3"), NOW));
@@ -129,7 +129,7 @@ fn a_name_is_reserved_for_a_waiter_that_has_to_make_an_attempt() {
     let mut own = waiter(1, "n", set.owner.as_str());
     own.waiter.holder = None;
     let changes = released(vec![own, waiter(5, "n", "w5")]);
-    assert_eq!(news(&changes), [(set.owner.as_str(), News::MayBeFree)]);
+    assert_eq!(content(&changes), [(set.owner.as_str(), Content::MayBeFree)]);
     let (_, reserved) = &changes.rows[0];
     assert_eq!(reserved.fence, 7, "a reservation needs no token");
     let after = |a: Row| ledger(&[("a", a), ("n", reserved.clone())], vec![waiter(5, "n", "w5")]);
@@ -146,20 +146,20 @@ fn a_name_is_reserved_for_a_waiter_that_has_to_make_an_attempt() {
     busy.remember(&set.owner, 1);
     assert!(matches!(busy.attempt(&set, &names), Acquired::Held { .. }));
     let changes = busy.finish();
-    assert_eq!(changes.entered[0].ticket, Some(1), "it keeps its place");
+    assert_eq!(changes.entered[0].ticket, Some(1), "it keeps its position");
     assert_eq!(
-        news(&changes),
+        content(&changes),
         [("w5", granted(2000))],
         "the name goes to the next waiter"
     );
 
     let mut cancelled = after(Row::default());
     assert_eq!(cancelled.release(&set, &names, Duration::ZERO), Released::NotHeld);
-    assert_eq!(news(&cancelled.finish()), [("w5", granted(2000))]);
+    assert_eq!(content(&cancelled.finish()), [("w5", granted(2000))]);
 }
 
 #[test]
-fn a_slow_waiter_keeps_its_place() {
+fn a_slow_waiter_keeps_its_position() {
     let (slow, n) = claim(&["n"], true);
     let mut ledger = ledger(&[("n", held("x"))], vec![waiter(5, "n", "w5")]);
     ledger.remember(&slow.owner, 3);
@@ -181,7 +181,7 @@ fn a_position_moves_with_its_order() {
     assert_eq!(ledger.live(&names[1]).next().unwrap().owner, set.owner.as_str());
     let changes = ledger.finish();
     assert_eq!(
-        news(&changes),
+        content(&changes),
         [("w6", granted(2000))],
         "the next waiter of the free name"
     );
@@ -199,7 +199,7 @@ fn a_kept_name_is_busy_and_its_first_waiter_knows() {
     assert_eq!(ledger.release(&holder, &n, Duration::from_millis(50)), Released::Freed);
     assert_eq!(ledger.busy_for(&n[0]), Some(Duration::from_millis(50)));
     assert_eq!(ledger.renew(&holder, &n, holder.ttl), Renewed::Lost);
-    assert_eq!(news(&ledger.finish()), [("w3", News::MayBeFree)]);
+    assert_eq!(content(&ledger.finish()), [("w3", Content::MayBeFree)]);
 }
 
 #[test]
@@ -207,8 +207,8 @@ fn the_next_waiter_knows_when_a_short_hand_off_ends() {
     let mut brief = waiter(3, "n", "w3");
     brief.waiter.hold_ms = 400;
     let changes = released(vec![brief, waiter(4, "n", "w4"), waiter(5, "n", "w5")]);
-    let after = News::FreeAfter(Duration::from_millis(400));
-    assert_eq!(news(&changes), [("w3", granted(400)), ("w4", after)]);
+    let after = Content::FreeAfter(Duration::from_millis(400));
+    assert_eq!(content(&changes), [("w3", granted(400)), ("w4", after)]);
 }
 
 #[test]
@@ -218,6 +218,6 @@ fn a_hand_off_ends_with_the_liveness_of_its_process() {
         ..waiter(3, "n", "w3")
     };
     let changes = released(vec![dead, waiter(4, "n", "w4")]);
-    let after = News::FreeAfter(Duration::from_millis(500));
-    assert_eq!(news(&changes), [("w3", granted(500)), ("w4", after)]);
+    let after = Content::FreeAfter(Duration::from_millis(500));
+    assert_eq!(content(&changes), [("w3", granted(500)), ("w4", after)]);
 }

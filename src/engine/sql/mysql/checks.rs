@@ -29,7 +29,7 @@ pub(super) async fn check(
     let Tables { locks, waiters, .. } = &session.server.tables;
     let process = Hex(process);
     let kept = is_heartbeat.then(|| {
-        // Waits for no other transaction: that of a locked position changes it.
+        // Skips positions that another transaction has locked: that transaction writes them.
         packet.add(format_args!(
             "UPDATE {waiters} AS w JOIN (SELECT ticket FROM {waiters} WHERE process = {process} \
              LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS own ON own.ticket = w.ticket SET w.alive_until = @u + {}",
@@ -56,7 +56,7 @@ pub(super) async fn check(
     session.run(packet, &mut answers).await?;
     let lease = |row: &Row| {
         let lease = CheckedLease {
-            rest: micros(row.number(1)?),
+            remaining: micros(row.number(1)?),
             age: micros(row.number(3).unwrap_or_default()),
             holder: row.text(2)?,
         };
@@ -100,7 +100,7 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
         "SELECT name, {is_old} FROM {locks} WHERE name > {} ORDER BY name LIMIT {SWEEP_LIMIT}",
         Hex(after)
     ));
-    let abandoned = packet.add(format_args!(
+    let with_expired = packet.add(format_args!(
         "SELECT DISTINCT name FROM {waiters} WHERE alive_until < @u - {} LIMIT {SWEEP_NAMES}",
         EXPIRED_POSITION_KEPT_MS * 1000
     ));
@@ -119,6 +119,6 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     let is_full = page.len() as i64 == SWEEP_LIMIT;
     Ok(Swept {
         last: page.last().filter(|_| is_full).and_then(name),
-        abandoned: rows(&answers, abandoned).iter().filter_map(name).collect(),
+        with_expired: rows(&answers, with_expired).iter().filter_map(name).collect(),
     })
 }

@@ -7,8 +7,8 @@
 //!   does beside its calls.
 //!
 //! # Behavior
-//! Times are microseconds since 1970. `@u` is the time of the server when a packet, or its part after the locks, begins. It is never
-//! before the request was sent, and a name that is free by an older clock is free.
+//! Times are microseconds since 1970. `@u` is the server's clock, read when a packet begins, or after its locks. An early reading is
+//! safe: it never makes a held name free, and it is never earlier than the request.
 
 use std::collections::HashMap;
 use std::sync::Arc;

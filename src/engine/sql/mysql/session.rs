@@ -116,8 +116,8 @@ impl MysqlServer {
         connected.map_err(|error| self.failure(error))
     }
 
-    /// Ends the current statement of a connection at the server (`KILL QUERY`). After a restart, and on another server behind the same
-    /// address, the id would be that of a stranger: then nothing is ended.
+    /// Cancels the current statement of a connection (`KILL QUERY`). After a restart, or on another server behind the same address, the id
+    /// may belong to another connection: then nothing is cancelled.
     async fn kill_statement(&self, Thread { id, server, since }: &Thread) -> Outcome<()> {
         let mut client = self.dial().await?;
         let (mut find, mut kill, mut answers) = (Packet::default(), Packet::default(), Vec::new());
@@ -141,7 +141,7 @@ impl MysqlSession {
     pub(super) async fn open(server: &Arc<MysqlServer>) -> Outcome<Self> {
         let epoch = server.connections.epoch();
         let mut client = server.dial().await?;
-        // Locks end by a cancellation; this is for statements whose cancellation is lost.
+        // A cancellation ends a wait for a lock. These limits end it if the cancellation is lost.
         let lock_limit_s = server.connections.store_timeout.as_secs() + 2;
         let mut packet = Packet::default();
         packet.add("SET NAMES utf8mb4");
@@ -240,7 +240,7 @@ impl MysqlSession {
         Ok(answers.pop())
     }
 
-    /// Prepares a statement. `false`: the server does not prepare it. Whatever the reason, the same statement as text has the error.
+    /// Prepares a statement. `false`: the server refused to prepare it. It is then sent as text, and that reply has the error, if there is one.
     async fn prepare(&mut self, text: Arc<str>) -> Outcome<bool> {
         let prepared = self.client.prepare(AssertSqlSafe(text).into_sql_str()).await;
         self.used_at = Instant::now();
@@ -290,7 +290,7 @@ impl MysqlSession {
         Err(Failure::new(&self.server.connections, Kind::Broken, message))
     }
 
-    /// Returns the warning of a setting with which a crash of the server loses what it confirmed.
+    /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
     pub(super) async fn durability(&mut self) -> Outcome<Option<String>> {
         let mut packet = Packet::default();
         // With a binary log, a commit that is not in it is rolled back when the server restarts.
@@ -306,8 +306,8 @@ impl MysqlSession {
         });
         Ok(risks.next().map(|(name, value)| {
             format!(
-                "{} has {name} = {value}: a crash of the server or its machine may lose the last locks that it granted, and grant \
-                 them again. Set it to 1: SET GLOBAL {name} = 1, and in the configuration of the server",
+                "{} has {name} = {value}: a crash of the server or its machine may lose locks that were just granted; other \
+                 callers may then acquire them. Set it to 1: SET GLOBAL {name} = 1, and in the configuration of the server",
                 self.server.connections.address
             )
         }))

@@ -34,13 +34,13 @@ pub(super) async fn check(
     let checked = checked?;
     let now_us = checked.first().map(|row| session.get(row, 1)).transpose()?;
     let names = checked.iter().map(|row| {
-        let rest: Option<i64> = session.get(row, 2)?;
+        let remaining: Option<i64> = session.get(row, 2)?;
         let holder = session.get::<Option<String>>(row, 3)?.unwrap_or_default();
         let age = micros(session.get::<Option<i64>>(row, 6)?.unwrap_or_default());
         Ok(CheckedName {
             name: session.get(row, 0)?,
-            lease: rest.map(|rest| CheckedLease {
-                rest: micros(rest),
+            lease: remaining.map(|remaining| CheckedLease {
+                remaining: micros(remaining),
                 age,
                 holder,
             }),
@@ -66,8 +66,8 @@ pub(super) async fn sweep(session: &PostgresSession, after: &[u8]) -> Outcome<Sw
     {
         last = Some(session.get(row, 0)?);
     }
-    let abandoned = session.query(Sql::Abandoned, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
-    let abandoned: Outcome<Vec<StoredName>> = abandoned.await?.iter().map(|row| session.get(row, 0)).collect();
-    let abandoned = abandoned?;
-    Ok(Swept { last, abandoned })
+    let with_expired = session.query(Sql::ExpiredPositions, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
+    let with_expired: Outcome<Vec<StoredName>> = with_expired.await?.iter().map(|row| session.get(row, 0)).collect();
+    let with_expired = with_expired?;
+    Ok(Swept { last, with_expired })
 }

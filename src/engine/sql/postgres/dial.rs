@@ -21,15 +21,15 @@ use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::Connections;
 use crate::engine::sql::server::error::{Failure, Kind};
 
-/// How long the next server waits for the answer of the one before it.
-const HEAD_START: Duration = Duration::from_millis(250);
+/// The delay before the next server is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The planner's settings for a session. Each statement is planned once, and finds its rows by an index, also when the table was almost
 /// empty at that time. Poolers refuse the options of a session.
 const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off \
                        -c plan_cache_mode=force_generic_plan -c holdfast.direct=yes";
 
-/// A setting of [`OPTIONS`] that the server does not know by itself. Without a value in a session: a pooler has ignored them.
+/// A custom setting in [`OPTIONS`]. If a session has no value for it, a pooler has ignored the options.
 pub(super) const DIRECT: &str = "holdfast.direct";
 
 /// The driver's part of a connection. A task polls it.
@@ -73,7 +73,7 @@ pub(super) enum ConnectError {
 }
 
 /// Connects to the first server that accepts writes, in the order of the URL. A server without an answer delays the next one by
-/// [`HEAD_START`] only. `has_options`: sets [`OPTIONS`].
+/// [`ATTEMPT_DELAY`] only. `has_options`: sets [`OPTIONS`].
 pub(super) async fn connect(
     config: &PostgresConfig,
     connections: &Connections,
@@ -106,7 +106,7 @@ pub(super) async fn connect(
                     None => failure,
                 }),
             },
-            () = sleep(HEAD_START), if has_more => {}
+            () = sleep(ATTEMPT_DELAY), if has_more => {}
             else => break,
         }
     }

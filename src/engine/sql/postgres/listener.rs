@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::session::{PostgresServer, PostgresSession};
 use crate::engine::hand_off::GrantTimes;
-use crate::engine::sql::ledger::{News, Notice};
+use crate::engine::sql::ledger::{Content, Notification};
 use crate::engine::sql::server::slot::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
@@ -17,30 +17,30 @@ use crate::model::Fence;
 /// How long the connection stays open without waiters.
 const LISTENER_KEPT: Duration = Duration::from_secs(30);
 
-/// Returns a notice as the text of a message: `<owner>`, `<owner> <ms until the name may be free>`, or
+/// Returns a notification as the text of a message: `<owner>`, `<owner> <ms until the name may be free>`, or
 /// `<owner> <fencing token> <µs of the hand-off> <µs of its end>`.
-pub(super) fn text_of(notice: &Notice) -> String {
-    let owner = &notice.owner;
-    match notice.news {
-        News::MayBeFree => owner.clone(),
-        News::FreeAfter(after) => format!("{owner} {}", after.as_millis()),
-        News::Granted(fence, times) => format!("{owner} {} {} {}", fence.0, times.granted_us, times.until_us),
+pub(super) fn text_of(notification: &Notification) -> String {
+    let owner = &notification.owner;
+    match notification.content {
+        Content::MayBeFree => owner.clone(),
+        Content::FreeAfter(after) => format!("{owner} {}", after.as_millis()),
+        Content::Granted(fence, times) => format!("{owner} {} {} {}", fence.0, times.granted_us, times.until_us),
     }
 }
 
 /// Reads a message. `None`: it is of another version.
-fn notice_of(text: &str) -> Option<Notice> {
+fn notification_of(text: &str) -> Option<Notification> {
     let mut parts = text.split(' ');
     let owner = parts.next()?.to_owned();
     let numbers: Result<Vec<u64>, _> = parts.map(str::parse).collect();
-    let news = match numbers.ok()?[..] {
-        [] => News::MayBeFree,
-        [ms] => News::FreeAfter(Duration::from_millis(ms)),
-        [fence, granted_us, until_us] => News::Granted(Fence(fence), GrantTimes { granted_us, until_us }),
+    let content = match numbers.ok()?[..] {
+        [] => Content::MayBeFree,
+        [ms] => Content::FreeAfter(Duration::from_millis(ms)),
+        [fence, granted_us, until_us] => Content::Granted(Fence(fence), GrantTimes { granted_us, until_us }),
         _ => return None,
     };
     let engine = None;
-    Some(Notice { engine, owner, news })
+    Some(Notification { engine, owner, content })
 }
 
 /// Listens until the connection breaks. `true`: there have been no waiters for some time.
@@ -63,8 +63,8 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
         };
         match received {
             Ok(Some(text)) => {
-                if let Some(notice) = notice_of(&text) {
-                    waiters.notify(&notice);
+                if let Some(notification) = notification_of(&text) {
+                    waiters.notify(&notification);
                 }
             }
             Ok(None) => return Ok(false),
@@ -86,14 +86,18 @@ mod tests {
             until_us: 1_700_000_002_000_000,
         };
         let after = Duration::from_millis(400);
-        for news in [News::MayBeFree, News::FreeAfter(after), News::Granted(Fence(7), times)] {
+        for content in [
+            Content::MayBeFree,
+            Content::FreeAfter(after),
+            Content::Granted(Fence(7), times),
+        ] {
             let engine = None;
             let owner = OwnerToken::fresh().as_str().to_owned();
-            let notice = Notice { engine, owner, news };
-            assert_eq!(notice_of(&text_of(&notice)), Some(notice));
+            let notification = Notification { engine, owner, content };
+            assert_eq!(notification_of(&text_of(&notification)), Some(notification));
         }
         for of_another_version in ["a b", "a 1 2", "a 1 2 3 4", "a 1 2 x"] {
-            assert_eq!(notice_of(of_another_version), None);
+            assert_eq!(notification_of(of_another_version), None);
         }
     }
 }

@@ -94,8 +94,8 @@ impl Session for PostgresSession {
         let value = self.setting("synchronous_commit").await?;
         Ok((value == "off").then(|| {
             format!(
-                "PostgreSQL at {} has synchronous_commit = off for this role and database: a crash of the server loses the last \
-                 locks that it granted, and grants them again. Set it to on: ALTER ROLE … SET synchronous_commit = on",
+                "PostgreSQL at {} has synchronous_commit = off for this role and database: a crash of the server may lose locks \
+                 that were just granted; other callers may then acquire them. Set it to on: ALTER ROLE … SET synchronous_commit = on",
                 self.connections().address
             )
         }))

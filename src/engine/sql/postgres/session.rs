@@ -83,12 +83,12 @@ impl PostgresServer {
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
         let (kind, message) = kind_of(&cause);
-        self.notice(kind);
+        self.record(kind);
         Failure::of_driver(&self.connections, kind, message, cause)
     }
 
     /// Records what a failure says about the server.
-    fn notice(&self, kind: Kind) {
+    fn record(&self, kind: Kind) {
         match kind {
             Kind::Pooled => self.is_pooled.store(true, Ordering::Relaxed),
             Kind::NoTable => self.is_set_up.store(false, Ordering::Relaxed),
@@ -119,7 +119,7 @@ impl PostgresServer {
             mut driver,
             socket,
             canceller,
-        } = connected.inspect_err(|failure| self.notice(failure.kind()))?;
+        } = connected.inspect_err(|failure| self.record(failure.kind()))?;
         let replies = Replies::default();
         if let Some(event_loop) = &self.connections.event_loop {
             let served = socket.serve_on(event_loop, notifications.is_some(), &replies);
@@ -162,7 +162,7 @@ impl PostgresServer {
             let canceller = canceller.clone();
             tokio::spawn(async move {
                 let _ = timeout(limit, canceller.cancel()).await;
-                // The server signals its process twice, and the driver does not wait for that.
+                // The server signals the process of the session after this request has ended: a later statement may be cancelled.
                 false
             })
         };
@@ -192,8 +192,8 @@ impl PostgresSession {
         &self.server.connections
     }
 
-    /// Prepares all statements, and creates the tables if they are missing: on the first connection, and on the first one after an error
-    /// that says so. The others send nothing before the first call, so that a connection is quickly replaced.
+    /// On the first connection, and on the first one after an error about a missing table: prepares all statements, and creates missing
+    /// tables. Other connections send nothing before the first call, so that a replacement is ready quickly.
     pub(super) async fn set_up_once(&mut self) -> Outcome<()> {
         if self.server.is_set_up.load(Ordering::Relaxed) {
             return Ok(());
@@ -214,7 +214,7 @@ impl PostgresSession {
     async fn prepare(&self) -> Outcome<()> {
         if self.has_options && self.setting(DIRECT).await?.is_empty() {
             let message = "a pooler ignores the options of a session".to_owned();
-            self.server.notice(Kind::Pooled);
+            self.server.record(Kind::Pooled);
             return Err(Failure::new(&self.server.connections, Kind::Pooled, message));
         }
         if self.server.is_pooled() {

@@ -10,7 +10,7 @@ use super::statements::Sql;
 use crate::engine::RESERVATION;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::Page;
-use crate::engine::sql::ledger::{News, Notice, StoredName};
+use crate::engine::sql::ledger::{Content, Notification, StoredName};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
@@ -81,11 +81,11 @@ fn freed(session: &PostgresSession, row: &Row) -> Outcome<Freed> {
                 granted_us: number(5)?,
                 until_us: number(6)?,
             };
-            let news = News::Granted(Fence(number(4)?), times);
-            Some(Notice {
+            let content = Content::Granted(Fence(number(4)?), times);
+            Some(Notification {
                 engine: None,
                 owner,
-                news,
+                content,
             })
         }
         None => None,

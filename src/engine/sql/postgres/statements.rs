@@ -22,7 +22,7 @@ pub(super) enum Sql {
     Check,
     List,
     Sweep,
-    Abandoned,
+    ExpiredPositions,
 }
 
 /// The file of each statement, and the types of its parameters.
@@ -138,8 +138,8 @@ const FILES: [(Sql, &str, &[Type]); 18] = [
         &[Type::INT8, Type::INT8, Type::BYTEA],
     ),
     (
-        Sql::Abandoned,
-        include_str!("statements/abandoned.sql"),
+        Sql::ExpiredPositions,
+        include_str!("statements/expired_positions.sql"),
         &[Type::INT8, Type::INT8],
     ),
 ];

@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use super::listener::text_of;
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
-use crate::engine::sql::ledger::{self, Changes, Ledger, Notice, Position, StoredName, Waiter};
+use crate::engine::sql::ledger::{self, Changes, Ledger, Notification, Position, StoredName, Waiter};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::Failure;
 use crate::engine::sql::server::transaction::Plan;
@@ -89,8 +89,8 @@ pub(super) async fn write(
     };
     let notify = async {
         // This process needs no message.
-        let of_others = |notice: &Notice| Some((notice.engine.clone()?, text_of(notice)));
-        let (channels, texts): (Vec<String>, Vec<String>) = changes.notices.iter().filter_map(of_others).unzip();
+        let of_others = |notification: &Notification| Some((notification.engine.clone()?, text_of(notification)));
+        let (channels, texts): (Vec<String>, Vec<String>) = changes.notifications.iter().filter_map(of_others).unzip();
         match channels.is_empty() {
             true => Ok(Vec::new()),
             false => session.query(Sql::Notify, &[&channels, &texts]).await,

@@ -25,7 +25,7 @@ pub(in crate::engine::sql) struct Failure {
 /// What follows from a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine::sql) enum Kind {
-    /// Another transaction was in the way: the same one may succeed at once.
+    /// A conflict with another transaction: a retry may succeed at once.
     Conflict,
     /// The server refused this time. The connection is usable.
     Busy,
@@ -34,7 +34,7 @@ pub(in crate::engine::sql) enum Kind {
     /// The statements that this connection has prepared are missing: a pooler changed the server's session.
     #[cfg_attr(
         not(feature = "postgres"),
-        allow(dead_code, reason = "only PostgreSQL has prepared statements here")
+        allow(dead_code, reason = "only PostgreSQL has a mode for poolers")
     )]
     Pooled,
     /// A table does not exist.
@@ -75,7 +75,7 @@ impl Failure {
     }
 
     pub(in crate::engine::sql) fn unexpected(connections: &Connections, what: &str) -> Self {
-        let message = format!("unexpected answer of the server: {what}");
+        let message = format!("unexpected reply from the server: {what}");
         Self::new(connections, Kind::Permanent, message)
     }
 

@@ -91,7 +91,7 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Makes the connection ready for statements. Creates the tables if they are missing.
     fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
-    /// Returns the warning of a setting of the server with which it may lose what it confirmed.
+    /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
     fn risk(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
 
     /// Executes calls, each kind as one statement, within the store timeout. `process`: this process.
@@ -100,7 +100,7 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.
     fn begin(&mut self, process: &str, plan: &Plan) -> impl Future<Output = Outcome<Ledger>> + Send;
 
-    /// Writes the changes of a transaction with its notices for other processes, and commits it. Returns the tickets of the positions that
+    /// Writes the changes of a transaction with its notifications of other processes, and commits it. Returns the tickets of the positions that
     /// were entered, by owner.
     fn commit(
         &mut self,

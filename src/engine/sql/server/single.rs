@@ -19,9 +19,9 @@ use super::single_calls::{
     Answers, QueuedNames, SingleCalls, answer_attempts, answer_reads, answer_releases, answer_renewals,
 };
 use super::slot::Slot;
-use super::transaction::Prefix;
+use super::transaction::{CheckedNames, Prefix};
 use super::waiters::Waiters;
-use super::worker::{Names, cause};
+use super::worker::cause;
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
@@ -82,13 +82,13 @@ pub(super) struct Shared<S: Server> {
     pub waiters: Arc<Waiters<S>>,
     /// The queue of the transactions.
     pub transactions: Sender,
-    pub names: mpsc::UnboundedSender<Names>,
+    pub names: mpsc::UnboundedSender<CheckedNames>,
     pub forwarded: ForwardedOwners,
     pub queued: QueuedNames,
     pub timers: Timers,
 }
 
-/// When this process does what no call asks for. `None`: not yet.
+/// The due times of the heartbeat and of the sweep. `None`: not yet.
 #[derive(Default)]
 pub(super) struct Timers {
     pub heartbeat_at: Mutex<Option<Instant>>,

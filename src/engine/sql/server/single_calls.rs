@@ -12,7 +12,7 @@ use super::transaction::Prefix;
 use super::waiters::Effects;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::{Notice, StoredName};
+use crate::engine::sql::ledger::{Notification, StoredName};
 use crate::engine::{Acquired, Released, Renewed};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
@@ -58,8 +58,8 @@ pub(in crate::engine::sql) struct Freed {
     /// Whether the lease had not expired.
     pub is_live: bool,
     pub is_handed_off: bool,
-    /// The notice for a waiter of this process that the name was handed off to.
-    pub next: Option<Notice>,
+    /// The notification for a waiter of this process that the name was handed off to.
+    pub next: Option<Notification>,
 }
 
 /// The answers to attempts.
@@ -67,7 +67,7 @@ pub(in crate::engine::sql) struct Freed {
 pub(in crate::engine::sql) struct Granted {
     /// The fencing token of each grant.
     pub fences: HashMap<StoredName, i64>,
-    /// The owners of busy names, and the rests of their leases.
+    /// The owners of busy names, and the remaining times of their leases.
     pub held: HashMap<StoredName, (String, Duration)>,
 }
 
@@ -166,7 +166,7 @@ pub(super) fn answer_releases(
             queued.record(key, is_handed_off);
             reply.set(vec![if is_live { Released::Freed } else { Released::NotHeld }]);
             effects.left.push(claims[0].owner.clone());
-            effects.notices.extend(next);
+            effects.notifications.extend(next);
         }
     }
     effects

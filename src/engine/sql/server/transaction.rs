@@ -12,7 +12,7 @@ use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::{Notice, StoredName};
+use crate::engine::sql::ledger::{Notification, StoredName};
 use crate::model::{Claim, Key};
 
 /// The names and owners of the calls of a transaction.
@@ -29,14 +29,12 @@ pub(in crate::engine::sql) struct Plan {
     recounted: Vec<StoredName>,
 }
 
-/// Names that a transaction concerns without a call.
-#[derive(Clone, Copy)]
-pub(super) enum Checked<'a> {
-    None,
+/// Names that need a transaction without a call.
+pub(super) enum CheckedNames {
     /// Free names, which are handed off.
-    Free(&'a [StoredName]),
-    /// Names with positions that are removed.
-    Pruned(&'a [StoredName]),
+    Free(Vec<StoredName>),
+    /// Names with positions that expired more than a minute ago.
+    WithExpiredPositions(Vec<StoredName>),
 }
 
 /// The names of a store.
@@ -62,23 +60,20 @@ impl Prefix {
 
 impl Plan {
     /// Starts the attempts of a batch. Leaves out cancelled jobs.
-    pub(super) fn new(batch: &[Job], checked: Checked<'_>, prefix: &Prefix) -> Self {
+    pub(super) fn new(batch: &[Job], checked: Option<&CheckedNames>, prefix: &Prefix) -> Self {
         let mut plan = Plan::default();
         for job in batch {
             let takes = job.start() && plan.add(job, prefix);
             plan.takes.push(takes);
         }
-        match checked {
-            Checked::None => {}
+        if let Some(checked) = checked {
+            let (names, list) = match checked {
+                CheckedNames::Free(names) => (names, &mut plan.free),
+                CheckedNames::WithExpiredPositions(names) => (names, &mut plan.recounted),
+            };
             // The row of a name with waiters may have been deleted by hand.
-            Checked::Free(names) => {
-                plan.names.extend(names.iter().map(|name| (name.clone(), true)));
-                plan.free.extend_from_slice(names);
-            }
-            Checked::Pruned(names) => {
-                plan.names.extend(names.iter().map(|name| (name.clone(), true)));
-                plan.recounted.extend_from_slice(names);
-            }
+            plan.names.extend(names.iter().map(|name| (name.clone(), true)));
+            list.extend_from_slice(names);
         }
         plan
     }
@@ -174,8 +169,10 @@ async fn in_transaction<S: Server>(
     }
     let mut changes = ledger.finish();
     let mut tickets = session.commit(process, &changes).await?;
-    effects.notices = std::mem::take(&mut changes.notices);
-    effects.notices.retain(|notice| notice.engine.is_none());
+    effects.notifications = std::mem::take(&mut changes.notifications);
+    effects
+        .notifications
+        .retain(|notification| notification.engine.is_none());
     // The new holder may be a waiter of a dead process: the names are checked again when their hand-offs end.
     let handed = |name: &StoredName| Some((prefix.key(name)?, ledger.busy_for(name)?));
     effects.handed = plan.free.iter().filter_map(handed).collect();
@@ -190,7 +187,7 @@ async fn in_transaction<S: Server>(
             }),
             // Handed off in this transaction. Or another waiter has its ticket: the tables are new.
             None => {
-                effects.notices.push(Notice::may_be_free(&owner));
+                effects.notifications.push(Notification::may_be_free(&owner));
                 effects.left.push(owner);
             }
         }

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use super::single::Shared;
 use super::slot::Slot;
+use super::transaction::CheckedNames;
 use super::waiters::CheckedLease;
-use super::worker::Names;
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
@@ -24,7 +24,7 @@ pub(in crate::engine::sql) const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITIO
 pub(in crate::engine::sql) const FREE_ROW_KEPT_S: i64 = 3600;
 /// Maximum number of rows that one statement of a sweep reads.
 pub(in crate::engine::sql) const SWEEP_LIMIT: i64 = 1000;
-/// The time between two statements of a sweep, for calls.
+/// The pause between two statements of a sweep, in which calls may use the connection.
 const SWEEP_GAP: Duration = Duration::from_millis(20);
 /// Maximum number of names of one transaction of a sweep.
 pub(in crate::engine::sql) const SWEEP_NAMES: i64 = 64;
@@ -43,8 +43,8 @@ pub(in crate::engine::sql) struct Checked {
 pub(in crate::engine::sql) struct Swept {
     /// The last name. `None`: there are no more.
     pub last: Option<StoredName>,
-    /// Names with positions that ended long ago.
-    pub abandoned: Vec<StoredName>,
+    /// Names with positions that expired more than a minute ago.
+    pub with_expired: Vec<StoredName>,
 }
 
 /// What the waiters of a name wait for.
@@ -99,7 +99,8 @@ impl<S: Server> Shared<S> {
             let Some(key) = keys.get(&checked.name) else { continue };
             match checked.lease {
                 Some(lease) => {
-                    self.waiters.set_busy_for(key, lease.rest, lease.age, checked.ahead);
+                    self.waiters
+                        .set_busy_for(key, lease.remaining, lease.age, checked.ahead);
                     // It may be a waiter of this process, whose message was lost.
                     self.waiters.notify_holder(&lease);
                 }
@@ -124,13 +125,13 @@ impl<S: Server> Shared<S> {
         match free.is_empty() {
             true => Ok(()),
             false => {
-                let _ = self.names.send(Names::Free(free));
+                let _ = self.names.send(CheckedNames::Free(free));
                 Ok(())
             }
         }
     }
 
-    /// Removes some rows of names that have been free for long, and positions of waiters that ended long ago.
+    /// Removes some rows of names that have been free for long, and positions that expired more than a minute ago.
     pub(super) async fn sweep(&self, mut slot: Slot<S>) -> Slot<S> {
         let is_complete = self.sweep_some(&mut slot).await.unwrap_or_else(|failure| {
             tracing::debug!(%failure, "a sweep failed");
@@ -147,9 +148,9 @@ impl<S: Server> Shared<S> {
         let session = slot.session().await?;
         let connection = session.connection().clone();
         let outcome = connection.within_limit(session.sweep(&after)).await;
-        let Swept { last, abandoned } = slot.settle(outcome)?;
-        if !abandoned.is_empty() {
-            let _ = self.names.send(Names::Abandoned(abandoned));
+        let Swept { last, with_expired } = slot.settle(outcome)?;
+        if !with_expired.is_empty() {
+            let _ = self.names.send(CheckedNames::WithExpiredPositions(with_expired));
         }
         let is_complete = last.is_none();
         *self.timers.swept_to.lock() = last.unwrap_or_default();

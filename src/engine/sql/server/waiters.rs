@@ -21,7 +21,7 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::hand_off::ClockReading;
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
-use crate::engine::sql::ledger::{News, Notice, RESERVED};
+use crate::engine::sql::ledger::{Content, Notification, RESERVED};
 use crate::engine::{HandOff, RESERVATION};
 use crate::event_loop::Task;
 use crate::model::{Key, OwnerToken};
@@ -48,8 +48,8 @@ fn poll_after(age: Duration, ahead: u64) -> Duration {
 pub(super) struct Effects {
     pub entered: Vec<InQueue>,
     pub left: Vec<OwnerToken>,
-    /// The notices for waiters of this process.
-    pub notices: Vec<Notice>,
+    /// The notifications for waiters of this process.
+    pub notifications: Vec<Notification>,
     /// The names that a check found free and that were handed off, each with the time after which it may be free again.
     pub handed: Vec<(Key, Duration)>,
 }
@@ -66,7 +66,7 @@ pub(super) struct InQueue {
 
 /// A lease before waiters.
 pub(in crate::engine::sql) struct CheckedLease {
-    pub rest: Duration,
+    pub remaining: Duration,
     /// How long it has lasted.
     pub age: Duration,
     /// The owner.
@@ -132,13 +132,16 @@ impl<S: Server> Waiters<S> {
         for (name, left) in &effects.handed {
             self.set_busy_for(name, *left, RESERVATION, 0);
         }
-        effects.notices.iter().for_each(|notice| self.notify(notice));
+        effects
+            .notifications
+            .iter()
+            .for_each(|notification| self.notify(notification));
     }
 
     /// Records what a statement that was sent at `sent` changed for the waiters of this process.
     pub(super) fn apply_hand_offs(self: &Arc<Self>, sent: Moment, effects: Effects) {
-        for notice in &effects.notices {
-            if let News::Granted(_, times) = notice.news {
+        for notification in &effects.notifications {
+            if let Content::Granted(_, times) = notification.content {
                 self.read_clock(sent, times.granted_us as i64);
             }
         }
@@ -189,18 +192,18 @@ impl<S: Server> Waiters<S> {
     }
 
     /// Notifies a waiter. An unknown one is ignored: it has ended, and a hand-off to it ends after 2 s or its ttl.
-    pub(in crate::engine::sql) fn notify(&self, notice: &Notice) {
-        let Ok(owner) = OwnerToken::parse(&notice.owner) else {
+    pub(in crate::engine::sql) fn notify(&self, notification: &Notification) {
+        let Ok(owner) = OwnerToken::parse(&notification.owner) else {
             return;
         };
-        match notice.news {
-            News::MayBeFree => _ = self.known.notify(&owner),
-            News::FreeAfter(after) => {
+        match notification.content {
+            Content::MayBeFree => _ = self.known.notify(&owner),
+            Content::FreeAfter(after) => {
                 if let Some((key, _)) = self.known.position(&owner) {
                     self.set_busy_for(&key, after, Duration::ZERO, 0);
                 }
             }
-            News::Granted(fence, times) => {
+            Content::Granted(fence, times) => {
                 let reading = *self.clock.lock();
                 let until = reading.and_then(|reading| reading.local_end(times, Moment::now()));
                 match until {

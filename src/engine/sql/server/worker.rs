@@ -9,26 +9,17 @@ use tokio::sync::mpsc;
 
 use super::error::Kind;
 use super::slot::Slot;
-use super::transaction::{Checked, Plan, Prefix, transact};
+use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use super::{Outcome, Server, Session};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
-use crate::engine::sql::ledger::StoredName;
-
-/// Names that need a transaction without a call.
-pub(super) enum Names {
-    /// Free names, which are handed off.
-    Free(Vec<StoredName>),
-    /// Names with positions of waiters that ended long ago.
-    Abandoned(Vec<StoredName>),
-}
 
 /// The connection and what the calls need.
 pub(super) struct Worker<S: Server> {
     pub slot: Slot<S>,
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
-    pub names: mpsc::UnboundedReceiver<Names>,
+    pub names: mpsc::UnboundedReceiver<CheckedNames>,
 }
 
 impl<S: Server> Worker<S> {
@@ -39,11 +30,7 @@ impl<S: Server> Worker<S> {
             tokio::select! {
                 biased;
                 Some(names) = self.names.recv() => {
-                    let checked = match &names {
-                        Names::Free(names) => Checked::Free(names),
-                        Names::Abandoned(names) => Checked::Pruned(names),
-                    };
-                    if let Err(failure) = self.transact_twice(&mut [], checked).await {
+                    if let Err(failure) = self.transact_twice(&mut [], Some(&names)).await {
                         // The next check finds the names again.
                         tracing::debug!(%failure, "names could not be handed off");
                     }
@@ -59,11 +46,11 @@ impl<S: Server> Worker<S> {
     }
 
     async fn execute(&mut self, batch: &mut Vec<Job>) {
-        let outcome = self.transact_twice(batch, Checked::None).await;
+        let outcome = self.transact_twice(batch, None).await;
         if batch.len() > 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Permanent) {
             // One job may be the cause: execute each on its own, so that the others do not fail with it.
             for mut job in batch.drain(..) {
-                let outcome = self.transact_twice(std::slice::from_mut(&mut job), Checked::None).await;
+                let outcome = self.transact_twice(std::slice::from_mut(&mut job), None).await;
                 job.answer(cause(&outcome));
             }
         } else {
@@ -71,17 +58,17 @@ impl<S: Server> Worker<S> {
         }
     }
 
-    /// Executes jobs as one transaction, again if another transaction was in the way.
-    async fn transact_twice(&mut self, batch: &mut [Job], checked: Checked<'_>) -> Outcome<()> {
-        match self.transact(batch, checked).await {
-            Err(failure) if failure.kind() == Kind::Conflict => self.transact(batch, checked).await,
+    /// Executes jobs as one transaction, and once more after a conflict.
+    async fn transact_twice(&mut self, batch: &mut [Job], names: Option<&CheckedNames>) -> Outcome<()> {
+        match self.transact(batch, names).await {
+            Err(failure) if failure.kind() == Kind::Conflict => self.transact(batch, names).await,
             outcome => outcome,
         }
     }
 
-    async fn transact(&mut self, batch: &mut [Job], checked: Checked<'_>) -> Outcome<()> {
+    async fn transact(&mut self, batch: &mut [Job], names: Option<&CheckedNames>) -> Outcome<()> {
         let session = self.slot.session().await?;
-        let plan = Plan::new(batch, checked, &self.prefix);
+        let plan = Plan::new(batch, names, &self.prefix);
         if plan.is_empty() {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 -- Reads what the waiters of names wait for, without a lock.
 --
 -- $1 names   $2 process   $3 maximum number of live waiters that are read
--- → name, now, rest of the lease (NULL: free), its owner, whether the name has a live waiter, the number of waiters of other processes
+-- → name, now, remaining time of the lease (NULL: free), its owner, whether the name has a live waiter, the number of waiters of other processes
 --   ahead of those of this one, how long the lease has lasted
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT

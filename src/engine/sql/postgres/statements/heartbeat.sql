@@ -1,4 +1,4 @@
--- Keeps the positions of a process alive. Waits for no other transaction: that of a locked position changes it.
+-- Keeps the positions of a process alive. Skips positions that another transaction has locked: that transaction writes them.
 --
 -- $1 process   $2 liveness in milliseconds
 -- → owner of each

@@ -103,10 +103,10 @@ pub(in crate::engine::sql) async fn a_sweep_removes_old_rows_of_free_names<D: Te
     release(&engine, &free).await;
     insert(database, [("queued".to_owned(), 1, HOURS)]).await;
     insert_position(database, "queued", 30).await;
-    insert_position(database, "abandoned", 100).await;
+    insert_position(database, "expired", 100).await;
     let mut session = open(&engine.server).await.unwrap();
-    let (last, abandoned) = (None, vec![b"abandoned".to_vec()]);
-    assert_eq!(session.sweep(b"").await.unwrap(), Swept { last, abandoned });
+    let (last, with_expired) = (None, vec![b"expired".to_vec()]);
+    assert_eq!(session.sweep(b"").await.unwrap(), Swept { last, with_expired });
     assert_eq!(count(database, "1 = 1").await, 3);
     let text = format!("UPDATE locks SET since = {}", D::ago(HOURS));
     database.execute(&text).await;
@@ -141,7 +141,7 @@ pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database:
     let engine = database.engine().await;
     insert(database, (0..SWEEP_LIMIT).map(|index| (format!("a{index:04}"), 0, 0))).await;
     insert(database, [("queued".to_owned(), 1, HOURS)]).await;
-    for (name, seconds) in [("abandoned", 100), ("recent", 30)] {
+    for (name, seconds) in [("expired", 100), ("recent", 30)] {
         insert(database, [(name.to_owned(), 1, 0)]).await;
         insert_position(database, name, seconds).await;
     }
@@ -160,7 +160,7 @@ pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database:
         database.number(positions).await == 1
     })
     .await;
-    assert_eq!(count(database, "name = 'abandoned' AND queued = 0").await, 1);
+    assert_eq!(count(database, "name = 'expired' AND queued = 0").await, 1);
     assert_eq!(count(database, "queued = 1").await, 2, "with waiters, also an old one");
     assert_eq!(count(database, "1 = 1").await, SWEEP_LIMIT + 3);
 }

@@ -1,10 +1,10 @@
 -- Grants names without a queue that are free, and names that the same owner holds already. Each name occurs once.
 --
 -- $1 names   $2 owners   $3 ttls in ms   $4 hosts   $5 pids   $6 metadata
--- → name, fence (NULL: not granted), owner of a lease, rest of that lease
+-- → name, fence (NULL: not granted), owner of a lease, remaining time of that lease
 --
--- A busy name is left out before its row is locked, because a lock is a write. The conflict checks it again, under the lock. The leases
--- are read where not all names are granted, as they were before the statement.
+-- A busy name is left out before its row is locked, because a lock is a write. The conflict checks it again, under the lock. If not
+-- all names are granted, the statement also returns the live leases of the names, as of its snapshot.
 WITH granted AS (
   INSERT INTO {locks} AS l (name, owner, fence, expires_at, since, host, pid, metadata)
     SELECT c.name, c.owner, (date_part('epoch', clock.now) * 1e6)::bigint,

@@ -1,7 +1,7 @@
 -- Makes one attempt as acquire.sql does, and reads the lease as it was before. Without arrays it is executed faster.
 --
 -- $1 name   $2 owner   $3 ttl in ms   $4 host   $5 pid   $6 metadata
--- → fence (NULL: not granted), owner of the earlier lease (NULL: none), rest of that lease
+-- → fence (NULL: not granted), owner of the earlier lease (NULL: none), remaining time of that lease
 WITH granted AS (
   INSERT INTO {locks} AS l (name, owner, fence, expires_at, since, host, pid, metadata)
     SELECT $1::bytea, $2::text, (date_part('epoch', clock.now) * 1e6)::bigint,

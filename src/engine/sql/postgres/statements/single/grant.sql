@@ -1,5 +1,5 @@
 -- The part that attempts have in common: a grant of a row that exists, which is checked again under its lock.
--- In seconds a ttl has no days, which would have 23 hours at times.
+-- The ttl is added in seconds: an interval with days depends on the session's time zone, in which a day may have 23 hours.
 ON CONFLICT (name) DO UPDATE SET
   owner = excluded.owner,
   fence = CASE WHEN l.owner = excluded.owner AND l.expires_at > clock_timestamp() THEN l.fence

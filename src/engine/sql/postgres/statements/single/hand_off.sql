@@ -1,6 +1,6 @@
--- Releases names, and hands each one that has a queue off to its first live waiter, as `Ledger::finish` does. Waits for no other
--- transaction: a row that one has locked is left out. Also left out is a name whose queue may have changed since the snapshot of the
--- statement (then its row has another version), whose first waiter needs a reservation, or may not live as long as the hand-off.
+-- Releases names, and hands each name with a queue off to its first live waiter, as `Ledger::finish` does. Skips rows that another
+-- transaction has locked. Leaves to a transaction: a name whose row has changed since the snapshot of the statement (its queue may have
+-- changed), a first waiter that needs a reservation or that may expire before the hand-off ends, and a hand-off of less than $4.
 --
 -- $1 names   $2 owners   $3 process   $4 how long a hand-off lasts, in milliseconds
 -- → name, whether its lease had not expired, whether it was handed off, the waiter of the process that has it now; its fencing token, the
