@@ -14,7 +14,11 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
       assert.equal(await lock.release(), true)
     })
 
-    test('a waiter is served, although the name was released while its connections were silent', async ({ proxy, direct, ...fixture }) => {
+    test('a waiter is served, although the name was released while its connections were silent', async ({
+      proxy,
+      direct,
+      ...fixture
+    }) => {
       const locks = await fixture.warm({ storeTimeoutMs: 20_000 })
       const held = await direct.acquire('n', { ttlMs: 60_000 })
       const waiter = locks.acquire('n', { waitMs: 60_000, ttlMs: 60_000 })
