@@ -57,7 +57,7 @@ for (const secure of [false, true]) {
       test(name, async () => {
         const options = { keyPrefix: 'fast:', ...target().options }
         const services = /** @type {Promise<LockService>[]} */ ([])
-        const open = (/** @type {object} */ more) => {
+        const open = (more = {}) => {
           services.push(connect('', more))
           return services[services.length - 1]
         }

@@ -1,5 +1,6 @@
 // PostgreSQL's advisory locks of a session, over a pool of `pg`: a lock keeps its connection.
 import pg from 'pg'
+import { sslOf } from '../ssl.mjs'
 
 export const kind = 'code'
 export const packages = ['pg']
@@ -15,8 +16,8 @@ const TRY = prepared('try', `SELECT pg_try_advisory_lock(${KEY}) AS got`)
 const WAIT = prepared('wait', `SELECT pg_advisory_lock(${KEY})`)
 const UNLOCK = prepared('unlock', `SELECT pg_advisory_unlock(${KEY}) AS done`)
 
-export async function connect({ urls: [url] }) {
-  const pool = new pg.Pool({ connectionString: url, max: 10 })
+export async function connect({ urls: [url], caFile }) {
+  const pool = new pg.Pool({ connectionString: url, max: 10, ...sslOf(caFile) })
   const tryOnce = async (name) => {
     const client = await pool.connect()
     if ((await client.query(TRY(name))).rows[0].got) return client

@@ -1,5 +1,6 @@
 // GET_LOCK of MySQL and MariaDB, over a pool of `mysql2`: a lock keeps its connection.
 import mysql from 'mysql2/promise'
+import { sslOf } from '../ssl.mjs'
 
 export const kind = 'code'
 export const packages = ['mysql2']
@@ -8,8 +9,8 @@ export const settings = {
   '': 'a pool of 10 connections; `GET_LOCK(name, 0)` and `RELEASE_LOCK`; waits with `GET_LOCK(name, 3600)`',
 }
 
-export async function connect({ urls: [url] }) {
-  const pool = mysql.createPool({ uri: url, connectionLimit: 10 })
+export async function connect({ urls: [url], caFile }) {
+  const pool = mysql.createPool({ uri: url, connectionLimit: 10, ...sslOf(caFile) })
   /** Returns the connection that has the lock. */
   const lock = async (name, seconds) => {
     const connection = await pool.getConnection()

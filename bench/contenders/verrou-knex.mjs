@@ -2,6 +2,7 @@
 import { Verrou } from '@verrou/core'
 import { knexStore } from '@verrou/core/drivers/knex'
 import knex from 'knex'
+import { sslOf } from '../ssl.mjs'
 
 export const kind = 'library'
 export const packages = ['@verrou/core', 'knex', 'pg']
@@ -11,8 +12,9 @@ export const settings = {
   '': 'Knex with a pool of 10 connections; `acquireImmediately`, one try; waiters try every 250 ms',
 }
 
-export async function connect({ urls: [url] }) {
-  const connection = knex({ client: 'pg', connection: url, pool: { min: 10, max: 10 } })
+export async function connect({ urls: [url], caFile }) {
+  const options = { connectionString: url, ...sslOf(caFile) }
+  const connection = knex({ client: 'pg', connection: options, pool: { min: 10, max: 10 } })
   const driver = knexStore({ connection })
   const verrou = new Verrou({ default: 'sql', stores: { sql: { driver } } })
   return {

@@ -8,7 +8,9 @@ import {
   mongodbs,
   onStore,
   mysql,
+  mysqlTls,
   postgres,
+  postgresTls,
   quorum,
   redis,
   redisPairs,
@@ -32,8 +34,8 @@ const TABLES = {
   sentinel: [{ ...pair, store: sentinel, loads: [1, 16, 64, 1024] }],
   delayed: [0.5, 2].map((extraMs) => ({ ...pair, store: delayed(extraMs), loads: MANY })),
   tries: [redis, ...mongodbs.slice(0, 2)].map((store) => ({ ...tryHeld, store, loads: FEW })),
-  postgres: [{ ...pair, store: postgres, loads: [1, 64, 256] }],
-  mysql: [{ ...pair, store: mysql, loads: [1, 64, 256] }],
+  postgres: [postgres, postgresTls].map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
+  mysql: [mysql, mysqlTls].map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
   quorum: [3, 5].map((size) => ({ ...pair, store: quorum(size), loads: FEW })),
 }
 

@@ -64,24 +64,30 @@ export const delayed = (extraMs) => ({
   },
 })
 
+/** Starts a server with a certificate. `start`: gets its files, and resolves to the server and the URL for TLS. */
+async function startWithTls(start) {
+  const folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))
+  const caFile = await makeAuthority(folder)
+  const { server, url } = await start({ ...(await certify(folder, 'server')), ca: caFile })
+  const stop = async () => {
+    await server.stop()
+    await rm(folder, { recursive: true })
+  }
+  return { target: { urls: [url], caFile }, servers: [server], stop }
+}
+
 /** One Redis with TLS. Its port without TLS is for the measurement only. */
 export const tls = {
   ...redisStore,
   contenders: TRANSPORT,
   label: ', TLS',
-  async start() {
-    const folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))
-    const caFile = await makeAuthority(folder)
-    const { cert, key } = await certify(folder, 'server')
-    const port = await freePort()
-    const files = ['--tls-cert-file', cert, '--tls-key-file', key, '--tls-ca-cert-file', caFile]
-    const server = await startRedis({ args: ['--tls-port', String(port), ...files, '--tls-auth-clients', 'no'] })
-    const stop = async () => {
-      await server.stop()
-      await rm(folder, { recursive: true })
-    }
-    return { target: { urls: [`rediss://127.0.0.1:${port}`], caFile }, servers: [server], stop }
-  },
+  start: () =>
+    startWithTls(async ({ cert, key, ca }) => {
+      const port = await freePort()
+      const files = ['--tls-cert-file', cert, '--tls-key-file', key, '--tls-ca-cert-file', ca]
+      const server = await startRedis({ args: ['--tls-port', String(port), ...files, '--tls-auth-clients', 'no'] })
+      return { server, url: `rediss://127.0.0.1:${port}` }
+    }),
 }
 
 /** Without redlock-universal, which loads its script on one node, and whose release fails on each other one. */
@@ -152,6 +158,18 @@ export const postgres = {
   },
 }
 
+/** The same with TLS. The measurement uses none. */
+export const postgresTls = {
+  ...postgres,
+  contenders: ['holdfast', 'holdfast-using', 'verrou-knex', 'advisory-locks'],
+  label: ', TLS',
+  start: () =>
+    startWithTls(async ({ cert, key, ca }) => {
+      const server = await startPostgres({ fsync: true, settings: COUNTING, tls: { cert, key, ca } })
+      return { server, url: server.url }
+    }),
+}
+
 /** A MariaDB whose commits wait for the disk. */
 export const mysql = {
   contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock', 'bare-commits'],
@@ -162,6 +180,18 @@ export const mysql = {
     const server = await startMysql({ fsync: true })
     return { target: targetOf(server), servers: [server], stop: () => server.stop() }
   },
+}
+
+/** The same with TLS. The measurement uses none. */
+export const mysqlTls = {
+  ...mysql,
+  contenders: ['holdfast', 'holdfast-using', 'get-lock'],
+  label: ', TLS',
+  start: () =>
+    startWithTls(async ({ cert, key, ca }) => {
+      const server = await startMysql({ fsync: true, tls: { cert, key, ca } })
+      return { server, url: server.url }
+    }),
 }
 
 /** Starts the servers of a store, runs `use` with their target, a probe and their title, and stops them. */
