@@ -29,8 +29,9 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     packet.add(CLOCK);
     let clock = packet.add("SELECT @u");
     let all = list(plan.names.keys().map(Hex));
+    // A row that was not created, and did not exist when the rows were locked, may exist now.
     let locked = packet.add(format_args!(
-        "SELECT name, owner, expires_at, fence, queued FROM {locks} WHERE name IN ({all})"
+        "SELECT name, owner, expires_at, fence, queued FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
     ));
     let columns = "ticket, name, owner, alive_until, process, hold_ms, host, pid";
     let front = |name| {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::super::Session;
 use super::super::single_calls::SingleCalls;
 use super::super::slot::open;
+use super::super::transaction::Plan;
 use super::super::upkeep::{SWEEP_LIMIT, Swept};
 use super::*;
 
@@ -22,6 +23,36 @@ pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> SingleCalls {
             .collect(),
         reads: Vec::new(),
     }
+}
+
+/// The row of a name that is not created appears while the transaction waits for another row.
+pub(in crate::engine::sql) async fn a_transaction_reads_only_rows_that_it_has_locked<D: TestDatabase>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    let (appears, waited_for) = (b"n".to_vec(), b"z".to_vec());
+    insert(database, [("z".to_owned(), 0, 0)]).await;
+    let mut session = open(&engine.server).await.unwrap();
+    let mut plan = Plan::default();
+    plan.names.insert(appears.clone(), false);
+    plan.names.insert(waited_for.clone(), true);
+    database.execute("BEGIN").await;
+    database.execute("UPDATE locks SET fence = 2 WHERE name = 'z'").await;
+    let locking = tokio::spawn(async move {
+        let ledger = session.begin("p", &plan).await.unwrap();
+        (session, ledger)
+    });
+    while database.blocked().await == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    acquire(&engine, &claim(&["n"])).await;
+    database.execute("COMMIT").await;
+    let (mut session, ledger) = locking.await.unwrap();
+    assert!(ledger.busy_for(&appears).is_some());
+    let unlocked = "SELECT COUNT(*) FROM (SELECT name FROM locks WHERE name = 'n' LIMIT 1 FOR UPDATE SKIP LOCKED) AS l";
+    assert_eq!(database.number(unlocked).await, 0);
+    session.roll_back().await.unwrap();
+    assert_eq!(database.number(unlocked).await, 1);
 }
 
 /// The last token of a name is far ahead of the clock. Each statement that grants a name has its own formula.

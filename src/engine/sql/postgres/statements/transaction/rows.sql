@@ -1,5 +1,8 @@
 -- Reads the rows of names after they were locked. Returns at least one row.
 --
+-- A row that was not created, and did not exist when the rows were locked, may exist now: it is locked, or left out if another
+-- transaction has locked it. The names of such rows count as free without a row.
+--
 -- $1 names
 -- → now, name (NULL: none of the names has a row), owner, end of the lease, fence
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
@@ -9,4 +12,5 @@ SELECT
   l.owner,
   (date_part('epoch', greatest(l.expires_at, 'epoch'::timestamptz)) * 1e6)::bigint,
   l.fence
-FROM clock LEFT JOIN {locks} AS l ON l.name = ANY($1::bytea[])
+FROM clock
+LEFT JOIN (SELECT name, owner, expires_at, fence FROM {locks} WHERE name = ANY($1::bytea[]) FOR UPDATE SKIP LOCKED) AS l ON true
