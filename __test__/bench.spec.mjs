@@ -152,11 +152,13 @@ function assertTables(section, contenders, loads) {
 }
 
 /** The report on an SQL server has its tables. `waiting`: the contenders of the hand-offs. */
-function assertSqlServer(report, title, contenders, waiting) {
+function assertSqlServer(report, title, contenders, throughTls, waiting) {
   const parts = Object.entries(split(report, '##')).filter(([title]) => !title.startsWith(SAME_DRIVER))
-  const [pairs, leases, handoffs] = [parts[2], parts.at(-1), parts.slice(3, -1)]
+  const [pairs, tls, leases, handoffs] = [parts[2], parts[3], parts.at(-1), parts.slice(4, -1)]
   assert.match(pairs[0], title)
   assertTables(pairs[1], contenders, [1, 256])
+  assert.equal(tls[0], `${pairs[0]}, TLS`)
+  assertTables(tls[1], throughTls, [1, 256])
   assert.deepEqual(leases?.[0], '200 leases with a ttl of 3 s, for 3 s')
   assert.ok(parseFloat(rowsOf(leases?.[1] ?? '')[0][4]) > 0)
   assert.deepEqual(
@@ -203,8 +205,9 @@ describe('npm run bench -- --quick', () => {
   }
 
   it('measures pairs, hand-offs and leases on PostgreSQL', () => {
+    const throughTls = ['holdfast', 'holdfast-using', 'verrou-knex', 'advisory-locks']
     const waiting = ['holdfast', 'advisory-locks', 'verrou-knex']
-    assertSqlServer(reports.PostgreSQL, /^Pairs, PostgreSQL \d[\d.]+$/, POSTGRES, waiting)
+    assertSqlServer(reports.PostgreSQL, /^Pairs, PostgreSQL \d[\d.]+$/, POSTGRES, throughTls, waiting)
   })
 
   it('measures holdfast and advisory locks by the same Rust driver', () => {
@@ -214,7 +217,8 @@ describe('npm run bench -- --quick', () => {
   })
 
   it('measures pairs, hand-offs and leases on MariaDB', () => {
-    assertSqlServer(reports.MariaDB, /^Pairs, MariaDB \d[\d.]+$/, MYSQL, ['holdfast', 'get-lock'])
+    const throughTls = ['holdfast', 'holdfast-using', 'get-lock']
+    assertSqlServer(reports.MariaDB, /^Pairs, MariaDB \d[\d.]+$/, MYSQL, throughTls, ['holdfast', 'get-lock'])
   })
 
   it('has the event-loop delay of the service', () => {

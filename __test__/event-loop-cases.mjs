@@ -5,11 +5,13 @@ import { block, INDEX, output, rejection, until } from './tools.mjs'
 
 /**
  * A store of a test: connects services, which the test does not close, and what another process connects with.
+ * `hasUniqueTokens`: no two names have the same fencing token.
  *
  * @typedef {object} Store
  * @property {(options?: import('../index.js').ConnectOptions) => Promise<import('../index.js').LockService>} connect
  * @property {string | object} target
  * @property {object} options
+ * @property {boolean} [hasUniqueTokens]
  */
 
 /**
@@ -52,6 +54,7 @@ export function eventLoopCases(declare) {
     const again = await Promise.all(names.map((name) => locks.acquireLock(name)))
     assert.ok(taken.every((lock, i) => lock?.name === names[i]))
     assert.ok(again.every((held) => held === false))
+    if (store.hasUniqueTokens) assert.equal(new Set(taken.map((lock) => lock?.fencingToken)).size, names.length)
     assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock?.release()))), new Set([true]))
   })
 

@@ -3,6 +3,7 @@
 import assert from 'node:assert/strict'
 import { after, describe, it } from 'node:test'
 import { locatePgBouncer, locatePostgres, startPgBouncer, startPostgres } from '../scripts/postgres.mjs'
+import { freePort } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
 import { withPostgres } from './postgres-client.mjs'
 import { canStartServer } from './stores.mjs'
@@ -170,5 +171,24 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
       assert.ok(median(tookMs) < 1000, `${tookMs} ms`)
       await closeAll()
     }
+  })
+
+  it('a listenUrl that cannot be reached emits a warning, and waiters are served', { timeout: 60_000 }, async (t) => {
+    if (!(await canStartServer(t, 'postgres', locatePostgres))) return
+    const server = await startPostgres()
+    t.after(async () => {
+      await closeAll()
+      await server.stop()
+    })
+    const warned = new Promise((resolve) => process.once('warning', resolve))
+    const listenUrl = `postgres://127.0.0.1:${await freePort()}`
+    const [holder, other] = [await connect(server.url), await connect(server.url, { listenUrl })]
+    const lock = await holder.acquire('n')
+    const waiter = later(other.acquire('n', { waitMs: 30_000 }))
+    const warning = /** @type {any} */ (await warned)
+    assert.deepEqual([warning.name, warning.code], ['HoldfastWarning', 'HOLDFAST_STORE'])
+    assert.match(warning.message, /notifications.*cannot be opened.*up to 2 s late.*refused.*listenUrl/)
+    assert.equal(await lock.release(), true)
+    assert.equal(await (await waiter).release(), true)
   })
 })

@@ -61,7 +61,7 @@ for (const secure of [false, true]) {
           services.push(connect('', more))
           return services[services.length - 1]
         }
-        await body({ connect: open, target: target().url, options })
+        await body({ connect: open, target: target().url, options, hasUniqueTokens: true })
         await Promise.all(services.map(async (service) => (await service).close()))
       }),
     )

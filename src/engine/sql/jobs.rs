@@ -145,6 +145,18 @@ impl Job {
         }
     }
 
+    /// Returns the names that it may change.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(super) fn keys(&self) -> Vec<&Key> {
+        match self {
+            Job::Acquire(claims, ..) => claims.iter().flat_map(|claim| claim.keys()).collect(),
+            Job::Renew(claim, ..) | Job::Transfer(claim, ..) => claim.keys().iter().collect(),
+            Job::Release(claims, ..) => claims.iter().flat_map(Claim::keys).collect(),
+            Job::ForceRelease(key, _) => vec![key],
+            Job::Inspect(..) | Job::List(..) => Vec::new(),
+        }
+    }
+
     /// Starts the job. `false`: its caller was dropped.
     pub(super) fn start(&self) -> bool {
         if self.is_cancelled() {

@@ -15,7 +15,7 @@ use crate::engine::sql::server::upkeep::{
 use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
 
 /// The number of rows that a subquery may have. The limit keeps it apart from the statement around it.
-const ALL: u64 = 1 << 32;
+pub(super) const ALL: u64 = 1 << 32;
 
 /// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
 pub(super) async fn check(

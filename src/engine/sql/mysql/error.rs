@@ -115,9 +115,11 @@ fn text_of(number: u16, message: &str) -> String {
 /// <https://mariadb.com/kb/en/mariadb-error-codes/>).
 fn kind_of_number(number: u16) -> Kind {
     match number {
-        // A lock wait that lasted too long, a deadlock, a row that changed, a waiter that another connection has entered; Group
-        // Replication: another member has changed a row.
-        1205 | 1213 | 1020 | 1062 | 3101 => Kind::Conflict,
+        // A lock wait that lasted too long.
+        1205 => Kind::Locked,
+        // A deadlock, a row that changed, a waiter that another connection has entered; Group Replication: another member has changed a
+        // row.
+        1213 | 1020 | 1062 | 3101 => Kind::Conflict,
         1146 => Kind::NoTable,
         // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready.
         1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 => Kind::Broken,
@@ -178,7 +180,8 @@ mod tests {
     #[test]
     fn only_mistakes_in_the_configuration_are_permanent() {
         for (kind, numbers) in [
-            (Kind::Conflict, &[1205, 1213][..]),
+            (Kind::Locked, &[1205][..]),
+            (Kind::Conflict, &[1213]),
             (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013]),
             (Kind::Busy, &[1040, 1114, 1317]),
             (Kind::NoTable, &[1146]),

@@ -16,9 +16,9 @@ use super::error::{READ_ONLY, cannot_prepare, has_no_tls, kind_of};
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
-use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 
 /// A connection that was not used for this long may have been closed by the server: it is tested.
 const IDLE: Duration = Duration::from_secs(1);
@@ -141,13 +141,14 @@ impl MysqlSession {
     pub(super) async fn open(server: &Arc<MysqlServer>) -> Outcome<Self> {
         let epoch = server.connections.epoch();
         let mut client = server.dial().await?;
-        // A cancellation ends a wait for a lock. These limits end it if the cancellation is lost.
-        let lock_limit_s = server.connections.store_timeout.as_secs() + 2;
+        let lock_wait_s = LOCK_WAIT.as_secs();
+        // A cancellation ends a wait for a locked table. This limit ends it if the cancellation is lost.
+        let table_lock_wait_s = server.connections.store_timeout.as_secs() + 2;
         let mut packet = Packet::default();
         packet.add("SET NAMES utf8mb4");
         packet.add(format_args!(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', \
-             innodb_lock_wait_timeout = {lock_limit_s}, lock_wait_timeout = {lock_limit_s}, \
+             innodb_lock_wait_timeout = {lock_wait_s}, lock_wait_timeout = {table_lock_wait_s}, \
              sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1, completion_type = 'NO_CHAIN'"
         ));
         let ids = packet.add(format_args!(

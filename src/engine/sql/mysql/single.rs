@@ -10,6 +10,7 @@ use std::sync::Arc;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::{Arguments as _, Row as _};
 
+use super::checks::ALL;
 use super::packet::{CLOCK, Hex, NOW, Nullable, Packet, Row, joined, list, rows};
 use super::prepared::{prepared_size, repeated};
 use super::session::{MysqlSession, Statement};
@@ -149,9 +150,11 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
         .map(|(_, owner, ttl)| format!("WHEN {} THEN {}", Hex(owner.as_str()), ttl.duration().as_micros()));
     let mut packet = Packet::default();
     packet.add(CLOCK);
+    // Skips rows that another transaction has locked.
     packet.add(format_args!(
-        "UPDATE {locks} FORCE INDEX (PRIMARY) SET expires_at = GREATEST(expires_at, @u + CASE owner {} END) \
-         WHERE {held} AND expires_at > @u",
+        "UPDATE {locks} AS l JOIN (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} AND expires_at > @u \
+         LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k ON k.name = l.name \
+         SET l.expires_at = GREATEST(l.expires_at, @u + CASE l.owner {} END)",
         joined(" ", ttls)
     ));
     let after = packet.add(format_args!("SELECT owner, expires_at - @u FROM {locks} WHERE {held}"));

@@ -24,10 +24,11 @@ use crate::engine::sql::server::error::{Failure, Kind};
 /// The delay before the next server is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// The planner's settings for a session. Each statement is planned once, and finds its rows by an index, also when the table was almost
-/// empty at that time. Poolers refuse the options of a session.
+/// The settings of a session. Each statement is planned once, and finds its rows by an index, also when the table was almost empty at
+/// that time. A wait for a lock is as short as [`LOCK_WAIT`](crate::engine::sql::server::LOCK_WAIT). The server warns of a commit that does not
+/// wait for its standby. Poolers refuse the options of a session.
 const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off \
-                       -c plan_cache_mode=force_generic_plan -c holdfast.direct=yes";
+                       -c plan_cache_mode=force_generic_plan -c lock_timeout=1s -c client_min_messages=warning -c holdfast.direct=yes";
 
 /// A custom setting in [`OPTIONS`]. If a session has no value for it, a pooler has ignored the options.
 pub(super) const DIRECT: &str = "holdfast.direct";

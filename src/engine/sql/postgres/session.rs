@@ -226,10 +226,10 @@ impl PostgresSession {
         let _pending = self.replies.expect();
         let all = self.server.statements.all().iter();
         let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));
-        // In one transaction, one cancellation ends all of them.
+        // In one transaction, one cancellation ends all of them. They may wait for tables that another program has locked.
         let (begun, prepared, ended) = tokio::join!(
             biased;
-            self.execute("BEGIN"),
+            self.execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 2000; SET LOCAL lock_timeout = 0"),
             try_join_all(preparing),
             self.execute("COMMIT"),
         );

@@ -183,7 +183,7 @@ impl Statements {
         Statements {
             // Two concurrent creations of a table fail, also with IF NOT EXISTS.
             schema: format!(
-                "BEGIN; SELECT pg_advisory_xact_lock({SCHEMA_LOCK}); {} COMMIT;",
+                "BEGIN; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({SCHEMA_LOCK}); {} COMMIT;",
                 of_file(include_str!("statements/schema.sql"))
             ),
             all: all.collect(),

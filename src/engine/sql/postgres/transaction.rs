@@ -16,9 +16,10 @@ use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::model::Process;
 
-/// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
-pub(super) const BEGIN: &str =
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000";
+/// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then. The lock
+/// timeout is [`LOCK_WAIT`](crate::engine::sql::server::LOCK_WAIT), also behind a pooler.
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
+                                SET LOCAL lock_timeout = 1000; SET LOCAL client_min_messages = warning";
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) -> Outcome<Ledger> {

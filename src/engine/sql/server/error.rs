@@ -27,6 +27,8 @@ pub(in crate::engine::sql) struct Failure {
 pub(in crate::engine::sql) enum Kind {
     /// A conflict with another transaction: a retry may succeed at once.
     Conflict,
+    /// A row or a table was locked for [`LOCK_WAIT`](super::LOCK_WAIT), or as long as the server's configuration allows.
+    Locked,
     /// The server refused this time. The connection is usable.
     Busy,
     /// The connection is broken, or leads to a server that cannot write. A new one may work.

@@ -11,7 +11,7 @@
 //! Transactions lock the rows of their names in the order of the names, and read the queue after that. No state of a lock is in a
 //! session of the server.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +52,9 @@ pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 /// Maximum number of calls that share single statements.
 pub(super) const STATEMENT_BATCH: usize = 256;
+
+/// How long a statement waits for rows that another transaction has locked. The other calls of the statement wait as long.
+pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// The server of one store.
 pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
@@ -164,6 +167,7 @@ impl<S: Server> ServerEngine<S> {
             prefix: prefix.clone(),
             waiters: waiters.clone(),
             names: named,
+            locked: VecDeque::new(),
         };
         let single = SingleWorker {
             shared: Shared {

@@ -376,7 +376,7 @@ impl<S: Server> Shared<S> {
         // A transaction reads committed rows, and executes each job on its own if one is the cause.
         let is_final = outcome
             .as_ref()
-            .is_err_and(|failure| !matches!(failure.kind(), Kind::Conflict | Kind::Permanent));
+            .is_err_and(|failure| !matches!(failure.kind(), Kind::Conflict | Kind::Locked | Kind::Permanent));
         for job in jobs {
             if job.is_answered() || is_final {
                 job.answer(cause(outcome));

@@ -59,6 +59,10 @@ impl<S: Server> Slot<S> {
         }
     }
 
+    pub(super) fn store_timeout(&self) -> Duration {
+        self.server.connections().store_timeout
+    }
+
     /// Returns the connection. Opens it if necessary.
     pub(super) async fn session(&mut self) -> Outcome<&mut S::Session> {
         let is_usable = match &mut self.session {

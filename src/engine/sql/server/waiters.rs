@@ -8,6 +8,7 @@
 //! rarely, the longer its lease has lasted and the more waiters of other processes are ahead of those of this one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -17,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::Server;
+use super::error::Failure;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::hand_off::ClockReading;
@@ -34,6 +36,8 @@ const POLL_PER_WAITER: Duration = Duration::from_millis(8);
 /// Maximum number of waiters ahead that counts: more make no difference.
 pub(in crate::engine::sql) const AHEAD: u64 = (LONGEST_POLL.as_millis() / POLL_PER_WAITER.as_millis()) as u64;
 
+/// After this many failures in a row, a listener that was never open emits a warning.
+const FAILURES: u32 = 3;
 /// The time between the end of a connection that has worked and the next one. Messages are lost meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
 
@@ -84,6 +88,8 @@ pub(in crate::engine::sql) struct Waiters<S> {
     clock: Mutex<Option<ClockReading>>,
     runtime: Handle,
     tasks: Mutex<Tasks>,
+    /// Whether the connection that listens was ever open.
+    has_listened: AtomicBool,
 }
 
 #[derive(Default)]
@@ -104,6 +110,7 @@ impl<S: Server> Waiters<S> {
             clock: Mutex::default(),
             runtime: Handle::current(),
             tasks: Mutex::default(),
+            has_listened: AtomicBool::new(false),
         })
     }
 
@@ -263,8 +270,11 @@ impl<S: Server> Waiters<S> {
         let waiters = Arc::downgrade(self);
         let listen = async move {
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+            let mut failures = 0;
             while let Some(waiters) = waiters.upgrade() {
-                let pause = match waiters.server.receive(&waiters).await {
+                let received = waiters.server.receive(&waiters).await;
+                waiters.has_listened.fetch_or(received.is_ok(), Relaxed);
+                let pause = match received {
                     Ok(true) => return,
                     Ok(false) => {
                         backoff.reset();
@@ -272,6 +282,11 @@ impl<S: Server> Waiters<S> {
                     }
                     Err(failure) => {
                         tracing::debug!(%failure, "waiters receive no notifications");
+                        failures += 1;
+                        // Once it was open, the server is out of order, which every call reports.
+                        if failures == FAILURES && !waiters.has_listened.load(Relaxed) {
+                            waiters.warn_of_silence(&failure);
+                        }
                         backoff.delay()
                     }
                 };
@@ -280,6 +295,15 @@ impl<S: Server> Waiters<S> {
             }
         };
         tasks.listener = Some(self.server.connections().spawn(listen));
+    }
+
+    fn warn_of_silence(&self, failure: &Failure) {
+        if let Some(warnings) = self.server.warnings() {
+            warnings.warn(format!(
+                "the connection that receives notifications of released locks cannot be opened, so that waiters are served up to 2 s late: \
+                 {failure}. Check listenUrl if it is set, the firewall, and the server's limit of connections"
+            ));
+        }
     }
 
     /// Whether there are no waiters. Then the next waiter starts another task.

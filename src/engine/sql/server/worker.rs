@@ -2,12 +2,17 @@
 //!
 //! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
 //! same time share a transaction. `sql/jobs.rs` has their order.
+//!
+//! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT), and each of its jobs is executed on its own. Jobs whose
+//! rows are still locked are executed one after the other: one try after each batch of other jobs, within the store timeout.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
-use super::error::Kind;
+use super::error::{Failure, Kind};
 use super::slot::Slot;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
@@ -20,6 +25,14 @@ pub(super) struct Worker<S: Server> {
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
+    /// Jobs that found a locked row, and later ones with the same names.
+    pub locked: VecDeque<LockedJob>,
+}
+
+/// A job that waits for a locked row, and since when.
+pub(super) struct LockedJob {
+    job: Job,
+    since: Instant,
 }
 
 impl<S: Server> Worker<S> {
@@ -36,26 +49,62 @@ impl<S: Server> Worker<S> {
                     }
                 }
                 next = jobs.next(&mut batch) => {
-                    if !next {
+                    if !next && self.locked.is_empty() {
                         break;
                     }
                     self.execute(&mut batch).await;
                 }
+                () = std::future::ready(()), if !self.locked.is_empty() => {}
+            }
+            if let Some(locked) = self.locked.pop_front() {
+                let again = self.execute_alone(locked).await;
+                again.into_iter().for_each(|locked| self.locked.push_front(locked));
             }
         }
     }
 
     async fn execute(&mut self, batch: &mut Vec<Job>) {
-        let outcome = self.transact_twice(batch, None).await;
-        if batch.len() > 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Permanent) {
+        let since = Instant::now();
+        let with_time = |job| LockedJob { job, since };
+        // In the order of their arrival, the jobs of each name: a release follows an attempt.
+        let (behind, mut batch): (Vec<Job>, Vec<Job>) = batch.drain(..).partition(|job| self.has_locked_name(job));
+        self.locked.extend(behind.into_iter().map(with_time));
+        let outcome = self.transact_twice(&mut batch, None).await;
+        match outcome.as_ref().map_err(Failure::kind) {
             // One job may be the cause: execute each on its own, so that the others do not fail with it.
-            for mut job in batch.drain(..) {
-                let outcome = self.transact_twice(std::slice::from_mut(&mut job), None).await;
-                job.answer(cause(&outcome));
+            Err(Kind::Permanent | Kind::Locked) if batch.len() > 1 => {
+                for job in batch.into_iter().map(with_time) {
+                    let locked = match self.has_locked_name(&job.job) {
+                        true => Some(job),
+                        false => self.execute_alone(job).await,
+                    };
+                    self.locked.extend(locked);
+                }
             }
-        } else {
-            batch.drain(..).for_each(|job| job.answer(cause(&outcome)));
+            Err(Kind::Locked) => self.locked.extend(batch.into_iter().map(with_time)),
+            _ => batch.into_iter().for_each(|job| job.answer(cause(&outcome))),
         }
+    }
+
+    /// Executes a job. Returns it if a row is still locked within the store timeout.
+    async fn execute_alone(&mut self, mut locked: LockedJob) -> Option<LockedJob> {
+        let outcome = self.transact_twice(std::slice::from_mut(&mut locked.job), None).await;
+        let is_locked = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
+        if is_locked && locked.since.elapsed() < self.slot.store_timeout() {
+            return Some(locked);
+        }
+        locked.job.answer(cause(&outcome));
+        None
+    }
+
+    /// Whether a job has a name of one that found a locked row.
+    fn has_locked_name(&self, job: &Job) -> bool {
+        if self.locked.is_empty() {
+            return false;
+        }
+        let keys = job.keys();
+        let mut locked = self.locked.iter().flat_map(|locked| locked.job.keys());
+        locked.any(|key| keys.contains(&key))
     }
 
     /// Executes jobs as one transaction, and once more after a conflict.
