@@ -17,18 +17,18 @@ use super::config::{Address, PostgresConfig, Target, pass_file};
 use super::error::{is_refused_login, kind_of};
 use super::stream::{Endpoint, Stream, StreamHandle};
 use crate::engine::Login;
-use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::Connections;
 use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 
 /// The delay before the next server is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The settings of a session. Each statement is planned once, and finds its rows by an index, also when the table was almost empty at
-/// that time. A wait for a lock is as short as [`LOCK_WAIT`](crate::engine::sql::server::LOCK_WAIT). The server warns of a commit that does not
+/// that time. The server warns of a commit that does not
 /// wait for its standby. Poolers refuse the options of a session.
 const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off \
-                       -c plan_cache_mode=force_generic_plan -c lock_timeout=1s -c client_min_messages=warning -c holdfast.direct=yes";
+                       -c plan_cache_mode=force_generic_plan -c client_min_messages=warning -c holdfast.direct=yes";
 
 /// A custom setting in [`OPTIONS`]. If a session has no value for it, a pooler has ignored the options.
 pub(super) const DIRECT: &str = "holdfast.direct";
@@ -125,7 +125,9 @@ async fn connect_to(
     let mut driver = server.driver.clone();
     if has_options {
         // The last value counts: that of the URL.
-        let options = format!("{OPTIONS} {}", driver.get_options().unwrap_or_default());
+        let lock_wait_ms = LOCK_WAIT.as_millis();
+        let of_url = driver.get_options().unwrap_or_default();
+        let options = format!("{OPTIONS} -c lock_timeout={lock_wait_ms} {of_url}");
         driver.options(options);
     }
     if let Some(Login { username, password }) = login {
