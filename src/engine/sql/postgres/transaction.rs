@@ -2,7 +2,7 @@
 //! their queues. The second one writes the result.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use tokio_postgres::Row;
 
@@ -16,26 +16,25 @@ use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 use crate::model::Process;
 
-/// Returns the begin of a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
+/// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
 /// Behind a pooler a session does not have these settings.
-pub(super) fn begin() -> String {
+pub(super) static BEGIN: LazyLock<String> = LazyLock::new(|| {
     let lock_wait_ms = LOCK_WAIT.as_millis();
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
          SET LOCAL lock_timeout = {lock_wait_ms}; SET LOCAL client_min_messages = warning"
     )
-}
+});
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
     let names: Vec<&[u8]> = plan.names.keys().map(Vec::as_slice).collect();
     let created: Vec<bool> = plan.names.values().copied().collect();
     let front = plan.front() as i64;
-    let begin = begin();
     let statements = async {
         tokio::join!(
             biased;
-            session.execute(&begin),
+            session.execute(&BEGIN),
             async { session.query(Sql::Lock, &[&names, &created]).await },
             async { session.query(Sql::Rows, &[&names]).await },
             async { session.query(Sql::Queue, &[&names, &plan.owners, &front]).await },

@@ -66,14 +66,20 @@ impl<S: Server> Worker<S> {
     async fn execute(&mut self, batch: &mut Vec<Job>) {
         let since = Instant::now();
         let with_time = |job| LockedJob { job, since };
-        // In the order of their arrival, the jobs of each name: a release follows an attempt.
-        let (behind, mut batch): (Vec<Job>, Vec<Job>) = batch.drain(..).partition(|job| self.has_locked_name(job));
-        self.locked.extend(behind.into_iter().map(with_time));
-        let outcome = self.transact_twice(&mut batch, None).await;
+        if !self.locked.is_empty() {
+            // In the order of their arrival, the jobs of each name: a release follows an attempt.
+            for job in std::mem::take(batch) {
+                match self.has_locked_name(&job) {
+                    true => self.locked.push_back(with_time(job)),
+                    false => batch.push(job),
+                }
+            }
+        }
+        let outcome = self.transact_twice(batch, None).await;
         match outcome.as_ref().map_err(Failure::kind) {
             // One job may be the cause: execute each on its own, so that the others do not fail with it.
             Err(Kind::Permanent | Kind::Locked) if batch.len() > 1 => {
-                for job in batch.into_iter().map(with_time) {
+                for job in batch.drain(..).map(with_time) {
                     let locked = match self.has_locked_name(&job.job) {
                         true => Some(job),
                         false => self.execute_alone(job).await,
@@ -81,8 +87,8 @@ impl<S: Server> Worker<S> {
                     self.locked.extend(locked);
                 }
             }
-            Err(Kind::Locked) => self.locked.extend(batch.into_iter().map(with_time)),
-            _ => batch.into_iter().for_each(|job| job.answer(cause(&outcome))),
+            Err(Kind::Locked) => self.locked.extend(batch.drain(..).map(with_time)),
+            _ => batch.drain(..).for_each(|job| job.answer(cause(&outcome))),
         }
     }
 
@@ -99,9 +105,6 @@ impl<S: Server> Worker<S> {
 
     /// Whether a job has a name of one that found a locked row.
     fn has_locked_name(&self, job: &Job) -> bool {
-        if self.locked.is_empty() {
-            return false;
-        }
         let keys = job.keys();
         let mut locked = self.locked.iter().flat_map(|locked| locked.job.keys());
         locked.any(|key| keys.contains(&key))

@@ -85,62 +85,64 @@ pub(in crate::engine::sql) async fn two_releases_of_a_name_at_once_have_their_ow
     assert_eq!(released, (Released::NotHeld, Released::Freed));
 }
 
-/// Another program has locked the row of a lease and that of a free name. Only the calls for these names wait.
+/// Another program has locked the rows of two leases and that of a free name. Only the calls for these names wait, although they share
+/// statements and transactions with others.
 pub(in crate::engine::sql) async fn a_locked_row_delays_only_the_calls_for_its_name<D: TestDatabase>(database: &mut D) {
     let engine = database.engine().await;
-    let (locked, free) = (claim(&["locked"]), claim(&["free"]));
+    let (locked, free) = ([claim(&["first"]), claim(&["second"])], claim(&["free"]));
     let others = [claim(&["a", "b"]), claim(&["c", "d"]), claim(&["e"]), claim(&["f"])];
-    for held in others.iter().chain([&locked, &free]) {
+    for held in others.iter().chain(&locked).chain([&free]) {
         acquire(&engine, held).await;
     }
     release(&engine, &free).await;
     database.execute("BEGIN").await;
     database
-        .execute("UPDATE locks SET pid = 1 WHERE name IN ('free', 'locked')")
+        .execute("UPDATE locks SET pid = 1 WHERE name IN ('first', 'second', 'free')")
         .await;
-    let calls = [&locked, &free].map(|ours| {
+    let renew = |ours: &Claim| {
         let (engine, ours) = (engine.clone(), ours.clone());
-        tokio::spawn(async move {
-            match ours.keys()[0].as_str() {
-                "locked" => engine
-                    .renew(&ours, ours.ttl)
-                    .await
-                    .map(|renewed| renewed == Renewed::Extended),
-                _ => engine
-                    .try_acquire(&ours)
-                    .await
-                    .map(|acquired| matches!(acquired, Acquired::Granted { .. })),
-            }
-        })
+        tokio::spawn(async move { engine.renew(&ours, ours.ttl).await })
+    };
+    let first = renew(&locked[0]);
+    eventually("a transaction waits for the row", async || {
+        database.blocked().await == 1
+    })
+    .await;
+    // Meanwhile the next transaction gets the other lease with a locked row, and those of several names.
+    let second = renew(&locked[1]);
+    let attempt = tokio::spawn({
+        let (engine, free) = (engine.clone(), free.clone());
+        async move { engine.try_acquire(&free).await }
     });
-    for round in 0..2 {
-        let renewed = join_all(others.iter().map(|held| engine.renew(held, held.ttl))).await;
-        assert!(
-            renewed.iter().all(|one| matches!(one, Ok(Renewed::Extended))),
-            "{renewed:?}"
-        );
-        let name = format!("n{round}");
-        let (alone, pair) = (claim(&[&name]), claim(&[&name, "m"]));
-        for ours in [&alone, &pair] {
-            acquire(&engine, ours).await;
-            assert_eq!(release(&engine, ours).await, Released::Freed);
-        }
+    let renewed = join_all(others.iter().map(|held| engine.renew(held, held.ttl))).await;
+    assert!(
+        renewed.iter().all(|one| matches!(one, Ok(Renewed::Extended))),
+        "{renewed:?}"
+    );
+    for ours in [claim(&["n"]), claim(&["n", "m"])] {
+        acquire(&engine, &ours).await;
+        assert_eq!(release(&engine, &ours).await, Released::Freed);
     }
     assert!(
-        database.number("SELECT COUNT(*) FROM locks WHERE pid = 1").await >= 2,
+        database.number("SELECT COUNT(*) FROM locks WHERE pid = 1").await >= 3,
         "they are still locked"
     );
     database.execute("COMMIT").await;
-    for call in calls {
-        let outcome = call.await.unwrap();
-        // A slow machine may take longer than the store timeout.
-        assert!(
-            matches!(&outcome, Ok(true)) || outcome.as_ref().is_err_and(|error| error.retryable),
-            "{outcome:?}"
-        );
+    // A slow machine may take longer than the store timeout.
+    for outcome in [first.await.unwrap(), second.await.unwrap()] {
+        let is_retryable = outcome.as_ref().is_err_and(|error| error.retryable);
+        assert!(matches!(outcome, Ok(Renewed::Extended)) || is_retryable, "{outcome:?}");
     }
-    eventually("the lease is renewed", async || {
-        matches!(engine.renew(&locked, locked.ttl).await, Ok(Renewed::Extended))
-    })
-    .await;
+    let outcome = attempt.await.unwrap();
+    let is_retryable = outcome.as_ref().is_err_and(|error| error.retryable);
+    assert!(
+        matches!(outcome, Ok(Acquired::Granted { .. })) || is_retryable,
+        "{outcome:?}"
+    );
+    for held in &locked {
+        eventually("the lease is renewed", async || {
+            matches!(engine.renew(held, held.ttl).await, Ok(Renewed::Extended))
+        })
+        .await;
+    }
 }
