@@ -134,12 +134,14 @@ test('the commands of CONTRIBUTING.md exist', () => {
 })
 
 test('every path in the documents and in src/lib.rs exists', () => {
-  const folders = ['src', 'lib', 'bin', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) =>
-    existsSync(join(root, folder)),
+  const folders = ['src', 'lib', 'bin', '__test__', 'scripts', 'examples', 'bench', 'docs', 'packages/nest/src'].filter(
+    (folder) => existsSync(join(root, folder)),
   )
-  const files = folders.flatMap((folder) =>
-    readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
-  )
+  const files = folders
+    .flatMap((folder) =>
+      readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
+    )
+    .filter((path) => !path.includes('/node_modules/'))
   const exists = (path) =>
     existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
   // The store of the recipe, the reader's own files, and file names of the documents' examples.
