@@ -82,8 +82,10 @@ faults('mysql', {
           const error = await rejects(call, 'LOCK_STORE', { retryable: true })
           assert.match(error.message, /no answer within/)
         }
-        await until('no statement waits', async () => (await rowWaits()) === 0)
+        // The releases of the attempts are repeated, one after the other.
+        assert.ok((await rowWaits()) <= 2)
         await run('ROLLBACK')
+        await until('no statement waits', async () => (await rowWaits()) === 0)
         await run('CREATE TABLE heavy (id int PRIMARY KEY) ENGINE = InnoDB')
         // The server ends the transaction that has changed less.
         await run(

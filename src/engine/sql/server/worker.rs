@@ -103,8 +103,11 @@ impl<S: Server> Worker<S> {
         None
     }
 
-    /// Whether a job has a name of one that found a locked row.
+    /// Whether a job has a name of one that found a locked row. A renewal does not have to follow another job.
     fn has_locked_name(&self, job: &Job) -> bool {
+        if matches!(job, Job::Renew(..)) {
+            return false;
+        }
         let keys = job.keys();
         let mut locked = self.locked.iter().flat_map(|locked| locked.job.keys());
         locked.any(|key| keys.contains(&key))

@@ -47,10 +47,7 @@ pub(in crate::engine::sql) async fn other_calls_do_not_wait_for_attempts<D: Test
     let (held, late) = (claim(&["held"]), claim(&["late"]));
     acquire(&engine, &held).await;
     lock_row(database, &engine, "late").await;
-    let attempt = tokio::spawn({
-        let (engine, late) = (engine.clone(), late.clone());
-        async move { engine.try_acquire(&late).await }
-    });
+    let attempt = attempting(&engine, &late);
     eventually("the attempt waits for the row", async || database.blocked().await == 1).await;
     assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Extended);
     assert_eq!(release(&engine, &held).await, Released::Freed);
@@ -85,6 +82,30 @@ pub(in crate::engine::sql) async fn two_releases_of_a_name_at_once_have_their_ow
     assert_eq!(released, (Released::NotHeld, Released::Freed));
 }
 
+/// Makes an attempt in a task.
+fn attempting<S: Server>(
+    engine: &Arc<ServerEngine<S>>,
+    ours: &Claim,
+) -> tokio::task::JoinHandle<crate::engine::Result<Acquired>> {
+    let (engine, ours) = (engine.clone(), ours.clone());
+    tokio::spawn(async move { engine.try_acquire(&ours).await })
+}
+
+pub(in crate::engine::sql) async fn a_renewal_does_not_wait_for_an_attempt_that_found_a_locked_row<D: TestDatabase>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    let held = claim(&["a", "b"]);
+    acquire(&engine, &held).await;
+    lock_row(database, &engine, "locked").await;
+    let attempt = attempting(&engine, &claim(&["a", "locked"]));
+    eventually("the attempt waits for the row", async || database.blocked().await == 1).await;
+    assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Extended);
+    assert!(!attempt.is_finished());
+    database.execute("ROLLBACK").await;
+    assert!(matches!(attempt.await.unwrap(), Ok(Acquired::Held { .. })));
+}
+
 /// Another program has locked the rows of two leases and that of a free name. Only the calls for these names wait, although they share
 /// statements and transactions with others.
 pub(in crate::engine::sql) async fn a_locked_row_delays_only_the_calls_for_its_name<D: TestDatabase>(database: &mut D) {
@@ -110,10 +131,7 @@ pub(in crate::engine::sql) async fn a_locked_row_delays_only_the_calls_for_its_n
     .await;
     // Meanwhile the next transaction gets the other lease with a locked row, and those of several names.
     let second = renew(&locked[1]);
-    let attempt = tokio::spawn({
-        let (engine, free) = (engine.clone(), free.clone());
-        async move { engine.try_acquire(&free).await }
-    });
+    let attempt = attempting(&engine, &free);
     let renewed = join_all(others.iter().map(|held| engine.renew(held, held.ttl))).await;
     assert!(
         renewed.iter().all(|one| matches!(one, Ok(Renewed::Extended))),
