@@ -33,10 +33,16 @@ describe('postgres: durability', { concurrency: 1 }, () => {
           })
           await sleep(100)
         })
-      await body({ url: server.url, connect, standbys })
+      /** Cancels a statement that waits for standbys, as an operator would. The server then commits without them. */
+      const cancel = () =>
+        withPostgres(server.url, async (client) => {
+          const text = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+          await until('a cancelled statement', async () => (await client.query(text)).rows.length > 0)
+        })
+      await body({ connect, standbys, cancel })
     })
 
-  test('a grant waits for standbys, and a release does not', async ({ url, connect, standbys }) => {
+  test('a grant waits for standbys, and a release does not', async ({ connect, standbys, cancel }) => {
     const locks = await connect()
     const held = await Promise.all(['a', 'b', 'c'].map((name) => locks.acquire(name, { ttlMs: 60_000 })))
     await standbys('nobody')
@@ -56,11 +62,7 @@ describe('postgres: durability', { concurrency: 1 }, () => {
     }
     await sleep(500)
     assert.equal(isGranted, false, 'no standby has it')
-    // As an operator would.
-    await withPostgres(url, async (client) => {
-      const cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-      await until('a cancelled statement', async () => (await client.query(cancel)).rows.length > 0)
-    })
+    await cancel()
     await sleep(500)
     assert.equal(isGranted, false, 'no standby has it')
     await standbys('')
@@ -100,6 +102,40 @@ describe('postgres: durability', { concurrency: 1 }, () => {
       )
       const next = await waiter
       assert.ok(next.fencingToken > held[names.indexOf('n')].fencingToken)
+      assert.equal(await next.release(), true)
+    }
+  })
+
+  test('a hand-off whose commit is cancelled while it waits for standbys is no grant', async ({
+    connect,
+    standbys,
+    cancel,
+  }) => {
+    const [locks, other] = [await connect(), await connect()]
+    for (const { service, names } of [
+      { service: other, names: ['n'] },
+      { service: other, names: ['n'] },
+      { service: other, names: ['n', 'm'] },
+      { service: locks, names: ['n'] },
+    ]) {
+      const held = await locks.acquire(names, { ttlMs: 60_000 })
+      let isServed = false
+      const waiter = service.acquire('n', { ttlMs: 60_000, waitMs: 60_000 }).then((lock) => {
+        isServed = true
+        return lock
+      })
+      await waiting(service, 1)
+      await standbys('nobody')
+      const release = later(held.release())
+      for (let count = 0; count < 2; count++) {
+        await cancel()
+        await sleep(400)
+        assert.equal(isServed, false, `no standby has it: ${names}`)
+      }
+      await standbys('')
+      await release.catch(() => {})
+      const next = await waiter
+      assert.ok(next.fencingToken > held.fencingToken)
       assert.equal(await next.release(), true)
     }
   })

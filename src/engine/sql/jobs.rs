@@ -25,7 +25,7 @@ pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
-/// The bytes of metadata that count as one claim. So a statement has about 1 MiB of metadata at most, as hexadecimal digits 2 MiB.
+/// The bytes of metadata that count as one claim. So a statement of 256 claims has about 1 MiB of metadata at most.
 const METADATA: usize = 4 * 1024;
 
 /// A failure that the calls of one transaction share.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::packet::{CLOCK, Hex, Packet, Row, joined, list, rows};
+use super::packet::{Bytes, CLOCK, Packet, Row, joined, list, rows};
 use super::session::MysqlSession;
 use super::tables::Tables;
 use super::transaction::UNION;
@@ -26,8 +26,9 @@ pub(super) async fn check(
 ) -> Outcome<Checked> {
     let mut packet = Packet::default();
     packet.add(CLOCK);
-    let Tables { locks, waiters, .. } = &session.server.tables;
-    let process = Hex(process);
+    let server = session.server.clone();
+    let Tables { locks, waiters, .. } = &server.tables;
+    let process = Bytes(process);
     let kept = is_heartbeat.then(|| {
         // Skips positions that another transaction has locked: that transaction writes them.
         packet.add(format_args!(
@@ -38,21 +39,24 @@ pub(super) async fn check(
         packet.add(format_args!("SELECT owner FROM {waiters} WHERE process = {process}"))
     });
     let clock = packet.add("SELECT @u");
-    let leases = packet.add(format_args!(
-        "SELECT name, expires_at - @u, owner, @u - since FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
-        list(names.iter().map(Hex))
-    ));
     let first = |name| {
         format!(
             "(SELECT name, process = {process} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT {AHEAD})",
-            Hex(name)
+            Bytes(name)
         )
     };
-    let mut queues = Vec::new();
-    for names in names.chunks(UNION) {
-        queues.push(packet.add(joined(" UNION ALL ", names.iter().map(first))));
-    }
     let mut answers = Vec::new();
+    let (mut leases, mut queues) = (Vec::new(), Vec::new());
+    for names in names.chunks(UNION) {
+        if !leases.is_empty() {
+            session.run(std::mem::take(&mut packet), &mut answers).await?;
+        }
+        leases.push(answers.len() + packet.add(format_args!(
+            "SELECT name, expires_at - @u, owner, @u - since FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
+            list(names.iter().map(Bytes))
+        )));
+        queues.push(answers.len() + packet.add(joined(" UNION ALL ", names.iter().map(first))));
+    }
     session.run(packet, &mut answers).await?;
     let lease = |row: &Row| {
         let lease = CheckedLease {
@@ -62,7 +66,11 @@ pub(super) async fn check(
         };
         Some((row.bytes(0)?.to_vec(), lease))
     };
-    let mut leases: HashMap<StoredName, CheckedLease> = rows(&answers, leases).iter().filter_map(lease).collect();
+    let mut leases: HashMap<StoredName, CheckedLease> = leases
+        .iter()
+        .flat_map(|index| rows(&answers, *index))
+        .filter_map(lease)
+        .collect();
     // The first waiters of each name, and whether each is of this process.
     let mut firsts: HashMap<&[u8], Vec<bool>> = HashMap::new();
     for row in queues.iter().flat_map(|index| rows(&answers, *index)) {
@@ -98,7 +106,7 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     // Read without locks: a statement that changes rows locks all that it reads.
     let page = packet.add(format_args!(
         "SELECT name, {is_old} FROM {locks} WHERE name > {} ORDER BY name LIMIT {SWEEP_LIMIT}",
-        Hex(after)
+        Bytes(after)
     ));
     let with_expired = packet.add(format_args!(
         "SELECT DISTINCT name FROM {waiters} WHERE alive_until < @u - {} LIMIT {SWEEP_NAMES}",
@@ -110,7 +118,7 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     session.run(packet, &mut answers).await?;
     let page = rows(&answers, page);
     let old = page.iter().filter(|row| row.is_true(1)).filter_map(|row| row.bytes(0));
-    let names = list(old.map(Hex));
+    let names = list(old.map(Bytes));
     if !names.is_empty() {
         delete.add(format_args!("DELETE FROM {locks} WHERE name IN ({names}) AND {is_old}"));
         session.run(delete, &mut Vec::new()).await?;

@@ -20,9 +20,9 @@ const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ss
 /// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
 const MAX_PREFIX: usize = 512;
 
-/// Capacity of the driver's cache of prepared statements: more than 16 sizes of attempts and 16 of releases (`prepared.rs`), so that none is
+/// Capacity of the driver's cache of prepared statements: more than 12 sizes of attempts and 12 of releases (`prepared.rs`), so that none is
 /// closed. After a close, the next request waits until the server has acknowledged the packet.
-pub(super) const PREPARED: usize = 40;
+pub(super) const PREPARED: usize = 30;
 
 /// Whether connections have TLS, and what is verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Several statements in one packet, and their answers. All values are digits or `x'…'`, which no SQL mode interprets otherwise.
+//! Several statements in one packet, and their answers. All values are digits, `x'…'`, or `_binary'…'` of characters that are not special,
+//! which no SQL mode interprets otherwise.
 
 use std::fmt::{self, Display, Write};
 
@@ -73,15 +74,20 @@ pub(super) fn rows(answers: &[Answer], index: usize) -> &[Row] {
 }
 
 /// Bytes or text as a value.
-pub(super) struct Hex<T>(pub T);
+pub(super) struct Bytes<T>(pub T);
 
-impl<T: AsRef<[u8]>> Display for Hex<T> {
+impl<T: AsRef<[u8]>> Display for Bytes<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("x'")?;
-        for byte in self.0.as_ref() {
-            write!(f, "{byte:02x}")?;
+        let bytes = self.0.as_ref();
+        let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/@".contains(byte);
+        match std::str::from_utf8(bytes) {
+            Ok(text) if bytes.iter().all(is_plain) => write!(f, "_binary'{text}'"),
+            _ => {
+                f.write_str("x'")?;
+                bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+                f.write_str("'")
+            }
         }
-        f.write_str("'")
     }
 }
 
@@ -121,9 +127,17 @@ mod tests {
 
     #[test]
     fn values_need_no_escape() {
-        assert_eq!(Hex("a'\\\"").to_string(), "x'61275c22'");
+        assert_eq!(Bytes("a'\\\"").to_string(), "x'61275c22'");
         assert_eq!(Nullable(None::<i64>).to_string(), "NULL");
-        assert_eq!(list([Hex("a"), Hex("")]), "x'61', x''");
+        assert_eq!(
+            list([Bytes("a-_.:/@Z0"), Bytes("a b"), Bytes("ß")]),
+            "_binary'a-_.:/@Z0', x'612062', x'c39f'"
+        );
+        for byte in 0..=u8::MAX {
+            let text = Bytes([byte]).to_string();
+            let value = text.split_once('\'').unwrap().1.strip_suffix('\'').unwrap();
+            assert!(!value.contains(['\'', '\\', '"', '%', '`']), "{text}");
+        }
         let mut packet = Packet::default();
         assert_eq!((packet.add("SELECT 1"), packet.add(CLOCK)), (0, 1));
     }

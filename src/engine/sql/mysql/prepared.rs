@@ -22,13 +22,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::engine::sql::mysql::STATEMENT_BATCH;
     use crate::engine::sql::mysql::config::PREPARED;
-    use crate::engine::sql::server::STATEMENT_BATCH;
 
     #[test]
     fn a_connection_has_few_prepared_statements() {
         let sizes: BTreeSet<usize> = (1..=STATEMENT_BATCH).map(prepared_size).collect();
-        let all = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+        let all = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
         assert_eq!(sizes, BTreeSet::from(all));
         assert!(2 * sizes.len() <= PREPARED);
         assert!((1..=STATEMENT_BATCH).all(|count| prepared_size(count) >= count));

@@ -11,7 +11,7 @@ use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::{Arguments as _, Row as _};
 
 use super::checks::ALL;
-use super::packet::{CLOCK, Hex, NOW, Nullable, Packet, Row, joined, list, rows};
+use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{prepared_size, repeated};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
@@ -73,7 +73,7 @@ async fn release(
     let after = packet.add(format_args!(
         "SELECT name, owner, since = {released_at}, since > {released_at} FROM {} WHERE name IN ({})",
         session.server.tables.locks,
-        list(releases.iter().map(|(name, _)| Hex(name))),
+        list(releases.iter().map(|(name, _)| Bytes(name))),
     ));
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
@@ -117,8 +117,8 @@ async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, Ow
             return Ok((answer.affected, answer.insert_id));
         }
     }
-    let names = list(releases.iter().map(|(name, _)| Hex(name)));
-    let owners = list(releases.iter().map(|(_, owner)| Hex(owner.as_str())));
+    let names = list(releases.iter().map(|(name, _)| Bytes(name)));
+    let owners = list(releases.iter().map(|(_, owner)| Bytes(owner.as_str())));
     let mut packet = Packet::default();
     packet.add(release_statement(&session.server.tables, &names, &owners));
     let mut answers = Vec::new();
@@ -142,22 +142,31 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
         return Ok(HashSet::new());
     }
     let locks = &session.server.tables.locks;
-    let names = list(renewals.iter().map(|(name, ..)| Hex(name)));
-    let owners = list(renewals.iter().map(|(_, owner, _)| Hex(owner.as_str())));
+    let names = list(renewals.iter().map(|(name, ..)| Bytes(name)));
+    let owners = list(renewals.iter().map(|(_, owner, _)| Bytes(owner.as_str())));
     let held = format!("name IN ({names}) AND owner IN ({owners})");
-    let ttls = renewals
-        .iter()
-        .map(|(_, owner, ttl)| format!("WHEN {} THEN {}", Hex(owner.as_str()), ttl.duration().as_micros()));
+    let mut owners_of: HashMap<u128, Vec<Bytes<&str>>> = HashMap::new();
+    for (_, owner, ttl) in renewals {
+        let micros = ttl.duration().as_micros();
+        owners_of.entry(micros).or_default().push(Bytes(owner.as_str()));
+    }
+    // Usually all have the same ttl.
+    let mut ttls = owners_of.into_iter();
+    let (first, _) = ttls.next().unwrap_or_default();
+    let ttl = ttls.fold(first.to_string(), |ttl, (other, owners)| {
+        format!("IF(l.owner IN ({}), {other}, {ttl})", list(owners))
+    });
     let mut packet = Packet::default();
     packet.add(CLOCK);
     // Skips rows that another transaction has locked.
     packet.add(format_args!(
         "UPDATE {locks} AS l JOIN (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} AND expires_at > @u \
          LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k ON k.name = l.name \
-         SET l.expires_at = GREATEST(l.expires_at, @u + CASE l.owner {} END)",
-        joined(" ", ttls)
+         SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})"
     ));
-    let after = packet.add(format_args!("SELECT owner, expires_at - @u FROM {locks} WHERE {held}"));
+    let after = packet.add(format_args!(
+        "SELECT owner, expires_at - @u FROM {locks} WHERE name IN ({names})"
+    ));
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
     let left: HashMap<String, i64> = rows(&answers, after)
@@ -265,19 +274,19 @@ async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Gr
         let values = sorted.iter().map(|(name, claim)| {
             format!(
                 "({}, {}, @u, @u, @u + {}, {}, {}, {})",
-                Hex(name),
-                Hex(claim.owner.as_str()),
+                Bytes(name),
+                Bytes(claim.owner.as_str()),
                 claim.ttl.duration().as_micros(),
-                Hex(&claim.process.host),
+                Bytes(&claim.process.host),
                 claim.process.pid,
-                Nullable(claim.metadata.as_deref().map(Hex)),
+                Nullable(claim.metadata.as_deref().map(Bytes)),
             )
         });
         packet.add(attempt_statement(&session.server.tables, &list(values), FENCE));
     }
     let after = packet.add(format_args!(
         "SELECT {TRIED}, expires_at - @u FROM {locks} WHERE name IN ({})",
-        list(sorted.iter().map(|(name, _)| Hex(name)))
+        list(sorted.iter().map(|(name, _)| Bytes(name)))
     ));
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
@@ -349,13 +358,13 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
     let Tables { locks, waiters, .. } = &session.server.tables;
     let mut indexes = Vec::new();
     for page in pages {
-        let end = page.end.as_ref().map(|end| format!("AND l.name < {}", Hex(end)));
+        let end = page.end.as_ref().map(|end| format!("AND l.name < {}", Bytes(end)));
         indexes.push(packet.add(format_args!(
             "SELECT l.name, l.expires_at - @u, l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
              (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u) \
              FROM {locks} AS l WHERE l.name >= {} {} AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > @u \
              ORDER BY l.name LIMIT {}",
-            Hex(&page.start),
+            Bytes(&page.start),
             end.unwrap_or_default(),
             Page::SIZE,
         )));

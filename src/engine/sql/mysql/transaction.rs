@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::packet::{Answer, CLOCK, Hex, Nullable, Packet, Row, joined, list, rows};
+use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
 use crate::engine::sql::ledger::{self, Changes, Entered, Ledger, Position, StoredName, Waiter};
@@ -28,7 +28,7 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     lock(&mut packet, locks, plan);
     packet.add(CLOCK);
     let clock = packet.add("SELECT @u");
-    let all = list(plan.names.keys().map(Hex));
+    let all = list(plan.names.keys().map(Bytes));
     // A row that was not created, and did not exist when the rows were locked, may exist now.
     let locked = packet.add(format_args!(
         "SELECT name, owner, expires_at, fence, queued FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
@@ -37,7 +37,7 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     let front = |name| {
         format!(
             "(SELECT {columns} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT {})",
-            Hex(name),
+            Bytes(name),
             plan.front()
         )
     };
@@ -47,7 +47,7 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
         queues.push(packet.add(joined(" UNION ALL ", names.iter().map(front))));
     }
     if !plan.owners.is_empty() {
-        let owners = list(plan.owners.iter().map(Hex));
+        let owners = list(plan.owners.iter().map(Bytes));
         queues.push(packet.add(format_args!(
             "SELECT {columns} FROM {waiters} WHERE owner IN ({owners})"
         )));
@@ -71,13 +71,13 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
     let names: Vec<(&StoredName, &bool)> = plan.names.iter().collect();
     for run in names.chunk_by(|(_, before), (_, next)| before == next) {
         if *run[0].1 {
-            let rows = run.iter().map(|(name, _)| format!("({}, 0, 0, 0)", Hex(name)));
+            let rows = run.iter().map(|(name, _)| format!("({}, 0, 0, 0)", Bytes(name)));
             packet.add(format_args!(
                 "INSERT INTO {locks} (name, fence, expires_at, since) VALUES {} ON DUPLICATE KEY UPDATE fence = fence",
                 list(rows)
             ));
         } else {
-            let names = list(run.iter().map(|(name, _)| Hex(name)));
+            let names = list(run.iter().map(|(name, _)| Bytes(name)));
             packet.add(format_args!(
                 "SELECT 1 FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({names}) ORDER BY name FOR UPDATE"
             ));
@@ -163,7 +163,7 @@ pub(super) async fn write(
         packet.add(format_args!("DELETE FROM {waiters} WHERE ticket IN ({})", list(left)));
     }
     let is_written = |name: &&StoredName| changes.rows.iter().any(|(written, _)| written == *name);
-    let with_expired = list(begun.with_expired.iter().filter(is_written).map(Hex));
+    let with_expired = list(begun.with_expired.iter().filter(is_written).map(Bytes));
     if !with_expired.is_empty() {
         packet.add(format_args!(
             "DELETE FROM {waiters} WHERE name IN ({with_expired}) AND alive_until < @u - {}",
@@ -207,12 +207,12 @@ fn enter(
         let holder = entered.waiter.holder.as_deref();
         packet.add(format_args!(
             "UPDATE {waiters} SET name = {}, alive_until = {}, hold_ms = {}, host = {}, pid = {}, process = {} WHERE ticket = {ticket}",
-            Hex(&entered.name),
+            Bytes(&entered.name),
             entered.alive_until_us,
             entered.waiter.hold_ms,
-            Nullable(holder.map(|holder| Hex(&holder.host))),
+            Nullable(holder.map(|holder| Bytes(&holder.host))),
             Nullable(holder.map(|holder| holder.pid)),
-            Hex(process),
+            Bytes(process),
         ));
     }
     if new.is_empty() {
@@ -223,13 +223,13 @@ fn enter(
         format!(
             "({}, {}, {}, {}, {}, {}, {}, {})",
             Nullable(entered.ticket),
-            Hex(&entered.owner),
-            Hex(&entered.name),
+            Bytes(&entered.owner),
+            Bytes(&entered.name),
             entered.alive_until_us,
             entered.waiter.hold_ms,
-            Nullable(holder.map(|holder| Hex(&holder.host))),
+            Nullable(holder.map(|holder| Bytes(&holder.host))),
             Nullable(holder.map(|holder| holder.pid)),
-            Hex(process)
+            Bytes(process)
         )
     };
     // Those that enter again first: their tickets are smaller. Another waiter has the ticket of one only if the tables are new.
@@ -242,7 +242,7 @@ fn enter(
             ));
         }
     }
-    let owners = list(new.iter().map(|entered| Hex(&entered.owner)));
+    let owners = list(new.iter().map(|entered| Bytes(&entered.owner)));
     Some(packet.add(format_args!(
         "SELECT owner, ticket FROM {waiters} WHERE owner IN ({owners})"
     )))
@@ -257,14 +257,14 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
         let holder = row.holder.as_deref();
         format!(
             "({name}, {}, {}, {}, (SELECT COUNT(*) FROM {waiters} WHERE name = {name}), {}, {}, {}, {})",
-            Nullable(row.owner.as_ref().map(Hex)),
+            Nullable(row.owner.as_ref().map(Bytes)),
             row.fence,
             row.expires_us,
             if is_new { "@u" } else { "NULL" },
-            Nullable(holder.map(|process| Hex(&process.host))),
+            Nullable(holder.map(|process| Bytes(&process.host))),
             Nullable(holder.map(|process| process.pid)),
-            Nullable(row.metadata.as_deref().map(Hex)),
-            name = Hex(name),
+            Nullable(row.metadata.as_deref().map(Bytes)),
+            name = Bytes(name),
         )
     });
     packet.add(format_args!(

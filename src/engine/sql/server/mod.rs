@@ -30,7 +30,7 @@ use self::waiters::Waiters;
 use self::worker::Worker;
 use super::Page;
 use super::calls::Calls;
-use super::jobs::{self, BATCH, Failed};
+use super::jobs::{self, Failed};
 use super::ledger::{Changes, Ledger, StoredName};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -50,9 +50,6 @@ mod worker;
 
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
-/// Maximum number of calls that share single statements.
-pub(super) const STATEMENT_BATCH: usize = 256;
-
 /// How long a statement waits for rows that another transaction has locked. The other calls of the statement wait as long.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 
@@ -60,6 +57,12 @@ pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// A connection.
     type Session: Session;
+
+    /// Maximum number of calls that share single statements.
+    const STATEMENT_BATCH: usize;
+
+    /// Maximum number of claims in a transaction, unless one job has more.
+    const TRANSACTION_BATCH: usize;
 
     /// Whether a release that is a single statement hands the name off.
     const HANDS_OFF_IN_ONE: bool;
@@ -161,7 +164,7 @@ impl<S: Server> ServerEngine<S> {
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
-        let (transactions, transaction_jobs) = jobs::queue(BATCH);
+        let (transactions, transaction_jobs) = jobs::queue(S::TRANSACTION_BATCH);
         let worker = Worker {
             slot: Slot::new(server.clone(), None),
             prefix: prefix.clone(),
@@ -184,7 +187,7 @@ impl<S: Server> ServerEngine<S> {
             checks,
             worker: connections.spawn(worker.run(transaction_jobs)),
         };
-        let (jobs, receiver) = jobs::queue(STATEMENT_BATCH);
+        let (jobs, receiver) = jobs::queue(S::STATEMENT_BATCH);
         let single = connections.spawn(single.run(receiver));
         let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {

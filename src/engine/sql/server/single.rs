@@ -1,7 +1,7 @@
 //! The task that receives all calls, and executes those that are one statement. Attempts, whose commits wait for the disk, renewals and
 //! releases, and reads do not wait for each other: those that are under way at the same time have a connection each.
 //!
-//! A statement is a transaction of its own, of up to 256 calls of a kind for names without a queue. On PostgreSQL a release also hands
+//! A statement is a transaction of its own, of several calls of a kind for names without a queue. On PostgreSQL a release also hands
 //! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a
 //! queue, of waiters that found the name busy, and where another transaction has locked the row.
 

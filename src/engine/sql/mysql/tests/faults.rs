@@ -3,8 +3,8 @@
 use futures_util::future::join_all;
 
 use super::*;
+use crate::engine::sql::mysql::STATEMENT_BATCH;
 use crate::engine::sql::mysql::transaction::begin;
-use crate::engine::sql::server::STATEMENT_BATCH;
 
 /// An engine whose calls have an answer within this time.
 fn brief() -> Settings {

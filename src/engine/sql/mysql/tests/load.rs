@@ -163,3 +163,26 @@ async fn large_claims_do_not_fail_together() {
         .collect();
     assert!(failed.is_empty(), "{} failed: {:?}", failed.len(), failed.first());
 }
+
+#[tokio::test]
+async fn a_packet_is_smaller_than_a_record_of_tls() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let proxy = Proxy::start(database.url()).await;
+    let engine = database.open(&proxy.url).await;
+    let names: Vec<String> = (0..256)
+        .map(|index| format!("invoices:customer:number:{index:05}"))
+        .collect();
+    let holders: Vec<Claim> = names.iter().map(|name| claim(&[name])).collect();
+    join_all(holders.iter().map(|holder| acquire(&engine, holder))).await;
+    let renewed = join_all(holders.iter().map(|holder| engine.renew(holder, holder.ttl))).await;
+    assert!(renewed.iter().all(|one| matches!(one, Ok(Renewed::Extended))));
+    let waiters: Vec<Claim> = names.iter().map(|name| waiting(&[name])).collect();
+    join_all(waiters.iter().map(|waiter| busy(&engine, waiter))).await;
+    let released = join_all(holders.iter().map(|holder| release(&engine, holder))).await;
+    assert_eq!(released, [Released::Freed; 256]);
+    assert!(proxy.packets() > 30, "calls share packets");
+    let largest = proxy.largest_packet();
+    assert!((4096..16_384).contains(&largest), "{largest} bytes");
+}

@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::engine::sql::server::STATEMENT_BATCH;
+use crate::engine::sql::server::Server;
 use crate::engine::sql::server::error::Kind;
 use crate::engine::sql::server::slot::open_first;
 
@@ -305,7 +305,11 @@ async fn a_dropped_attempt_is_never_executed_later() {
     let dropped = tokio::time::timeout(Duration::from_millis(300), calls).await;
     assert!(dropped.is_err(), "the table is locked");
     let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
-    assert!((1..=STATEMENT_BATCH).contains(&sent.len()), "{} were sent", sent.len());
+    assert!(
+        (1..=PostgresServer::STATEMENT_BATCH).contains(&sent.len()),
+        "{} were sent",
+        sent.len()
+    );
     lock.rollback().await.unwrap();
     let mut released = 0;
     engine

@@ -10,8 +10,15 @@ use tokio::sync::watch;
 /// Forwards connections while it is open, and counts the packets to the server.
 pub(in crate::engine::sql) struct Proxy {
     pub url: String,
-    packets: Arc<AtomicUsize>,
+    sent: Arc<Sent>,
     is_open: watch::Sender<bool>,
+}
+
+/// What the server was sent.
+#[derive(Default)]
+struct Sent {
+    packets: AtomicUsize,
+    largest: AtomicUsize,
 }
 
 impl Proxy {
@@ -22,13 +29,13 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Proxy {
             url: format!("{head}@{}/{path}", listener.local_addr().unwrap()),
-            packets: Arc::default(),
+            sent: Arc::default(),
             is_open: watch::Sender::new(true),
         };
-        let (server, packets, is_open) = (server.to_owned(), proxy.packets.clone(), proxy.is_open.subscribe());
+        let (server, sent, is_open) = (server.to_owned(), proxy.sent.clone(), proxy.is_open.subscribe());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(forward(client, server.clone(), packets.clone(), is_open.clone()));
+                tokio::spawn(forward(client, server.clone(), sent.clone(), is_open.clone()));
             }
         });
         proxy
@@ -36,7 +43,13 @@ impl Proxy {
 
     /// Returns how many packets the server was sent.
     pub(in crate::engine::sql) fn packets(&self) -> usize {
-        self.packets.load(Ordering::SeqCst)
+        self.sent.packets.load(Ordering::SeqCst)
+    }
+
+    /// Returns the bytes of the largest packet that the server was sent.
+    #[cfg(feature = "mysql")]
+    pub(in crate::engine::sql) fn largest_packet(&self) -> usize {
+        self.sent.largest.load(Ordering::SeqCst)
     }
 
     /// Opens or closes the proxy for new connections, which wait until it is open.
@@ -45,7 +58,7 @@ impl Proxy {
     }
 }
 
-async fn forward(client: TcpStream, server: String, packets: Arc<AtomicUsize>, mut is_open: watch::Receiver<bool>) {
+async fn forward(client: TcpStream, server: String, sent: Arc<Sent>, mut is_open: watch::Receiver<bool>) {
     is_open.wait_for(|is_open| *is_open).await.unwrap();
     let server = TcpStream::connect(server).await.unwrap();
     for stream in [&client, &server] {
@@ -55,7 +68,8 @@ async fn forward(client: TcpStream, server: String, packets: Arc<AtomicUsize>, m
     tokio::spawn(async move { copy(&mut back, &mut to).await });
     let mut packet = vec![0; 1 << 20];
     while let Ok(length @ 1..) = from.read(&mut packet).await {
-        packets.fetch_add(1, Ordering::SeqCst);
+        sent.packets.fetch_add(1, Ordering::SeqCst);
+        sent.largest.fetch_max(length, Ordering::SeqCst);
         if forth.write_all(&packet[..length]).await.is_err() {
             return;
         }

@@ -6,7 +6,7 @@
 -- → name, whether its lease had not expired, whether it was handed off, the waiter of the process that has it now; its fencing token, the
 --   time of the hand-off and its end in microseconds
 --
--- Without a hand-off the commit does not wait for the disk, as in release.sql.
+-- With synchronous standbys the waiter makes an attempt, as in notify.sql. Without a hand-off the commit does not wait for the disk, as in release.sql.
 WITH clock AS MATERIALIZED (
   SELECT now, (date_part('epoch', now) * 1e6)::bigint AS us FROM (SELECT clock_timestamp() AS now OFFSET 0) AS c
 ), k AS MATERIALIZED (
@@ -39,6 +39,8 @@ WHERE l.name = k.name AND (k.queued = 0 OR n.owner IS NOT NULL)
 RETURNING l.name, k.is_live, n.owner IS NOT NULL, CASE WHEN n.process = $3::text THEN n.owner END, l.fence, clock.us, n.until_us,
   CASE
     WHEN n.process <> $3::text
-      THEN pg_notify('holdfast_' || n.process, concat_ws(' ', n.owner, l.fence, clock.us, n.until_us))::text
+      THEN pg_notify('holdfast_' || n.process,
+        CASE WHEN current_setting('synchronous_standby_names') = '' THEN concat_ws(' ', n.owner, l.fence, clock.us, n.until_us) ELSE n.owner END
+      )::text
     WHEN NOT EXISTS (SELECT FROM n) THEN set_config('synchronous_commit', 'off', true)
   END
