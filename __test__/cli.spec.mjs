@@ -223,6 +223,8 @@ describe('holdfast', { concurrency: 4 }, () => {
       const { code, stdout } = await cli(...args)
       assert.deepEqual([code, stdout.startsWith('usage: holdfast ')], [0, true])
     }
+    const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8'))
+    assert.deepEqual(await cli('--version'), { code: 0, stdout: `${version}\n`, stderr: '' })
   })
 
   test('ls, inspect and release', { timeout: TIMEOUT_MS }, async () => {

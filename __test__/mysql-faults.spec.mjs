@@ -82,7 +82,7 @@ faults('mysql', {
           const error = await rejects(call, 'LOCK_STORE', { retryable: true })
           assert.match(error.message, /no answer within/)
         }
-        // The releases of the attempts are repeated, one after the other.
+        // The engine retries the releases of the attempts while the row is locked: at most two statements wait at the same time.
         assert.ok((await rowWaits()) <= 2)
         await run('ROLLBACK')
         await until('no statement waits', async () => (await rowWaits()) === 0)

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
 // The command line of holdfast.
+import { readFileSync } from 'node:fs'
 import { parseArgs } from 'node:util'
 import { isLockError } from '../index.js'
 import { BUSY, LOST, OUTPUT_FAILED, quoted, STORE_FAILED, USAGE, UsageError } from './cli/common.mjs'
@@ -88,6 +89,10 @@ async function main([name, ...args]) {
     console.log(overview())
     return name === undefined ? USAGE : 0
   }
+  if (name === '--version') {
+    console.log(JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version)
+    return 0
+  }
   const command = Object.hasOwn(COMMANDS, name) ? COMMANDS[name] : undefined
   try {
     if (command === undefined) throw new UsageError(`there is no command ${JSON.stringify(name)}`)
@@ -132,7 +137,7 @@ function exitCodeOf(error) {
 
 function overview() {
   const lines = Object.values(COMMANDS).map(({ usage, about }) => `  holdfast ${usage}\n      ${about}`)
-  return `usage: holdfast COMMAND\n\n${lines.join('\n')}\n\n"holdfast COMMAND --help" shows the options. Times: 500ms, 30s, 5m, 1h.`
+  return `usage: holdfast COMMAND\n\n${lines.join('\n')}\n\n"holdfast COMMAND --help" shows the options, "holdfast --version" the version. Times: 500ms, 30s, 5m, 1h.`
 }
 
 /** @param {Command} command */

@@ -7,6 +7,8 @@ const DAY_MS = 24 * HOUR_MS
 const CHECKED_MS = 10_000_000
 /** @internal The renewal of a shorter lease may come too late. */
 export const SHORT_MS = 100
+/** @internal The other form of a duration, for errors. */
+export const OR_TEXT = ", or text with a unit such as '30s'"
 const UNITS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: HOUR_MS }
 
 /** @internal Converts a number, or text with a unit such as `'30s'`, to milliseconds. Other values give `NaN`. */
@@ -20,14 +22,14 @@ export function milliseconds(value: unknown): number {
 export function positiveMs(argument: string, value: unknown): number {
   const ms = milliseconds(value)
   if (ms > 0 && ms <= MAX_MS) return ms
-  throw invalid(argument, 'must be a number of milliseconds, more than 0 and at most 2147483648', describe(value))
+  throw invalid(argument, `must be a number of milliseconds, more than 0 and at most 2147483648${OR_TEXT}`, describe(value))
 }
 
 /** @internal Checks a duration that may be zero. Returns milliseconds. */
 export function spanMs(argument: string, value: unknown): number {
   const ms = milliseconds(value)
   if (ms >= 0 && ms <= MAX_MS) return ms
-  throw invalid(argument, 'must be a number of milliseconds from 0 to 2147483648', describe(value))
+  throw invalid(argument, `must be a number of milliseconds from 0 to 2147483648${OR_TEXT}`, describe(value))
 }
 
 /** @internal Checks a `ttlMs`. Returns milliseconds. */

@@ -1,4 +1,4 @@
-import { milliseconds, positiveMs, secondsOf, SHORT_MS, spanMs, ttlOf, warnIfShort } from './durations.js'
+import { milliseconds, OR_TEXT, positiveMs, secondsOf, SHORT_MS, spanMs, ttlOf, warnIfShort } from './durations.js'
 import { describe, invalid, LockError } from './errors.js'
 import type { AcquireRecord } from './native.js'
 import type { SignalLike } from './types.js'
@@ -160,7 +160,7 @@ export function requestOf(options: Fields | undefined, renews: boolean): Request
   if ((value = options['waitMs']) !== undefined) {
     request.waitMs = milliseconds(value)
     if (!(request.waitMs >= 0)) {
-      throw invalid('waitMs', 'must be a number of milliseconds, 0 or more, or Infinity', describe(value))
+      throw invalid('waitMs', `must be a number of milliseconds, 0 or more, Infinity${OR_TEXT}`, describe(value))
     }
   }
   if ((value = options['renew']) !== undefined) request.renew = flag('renew', value)

@@ -137,8 +137,8 @@ impl EngineConfig {
         if settings.credentials.is_some() {
             let can_ask = |url: &String| url.starts_with("redis") || url.starts_with("postgres");
             if urls.is_empty() || !urls.iter().all(can_ask) {
-                let rule = "must be absent for a store other than Redis and PostgreSQL: the driver of MongoDB opens its connections by \
-                            itself (a client certificate, with authMechanism=MONGODB-X509, needs no password)";
+                let rule = "must be absent for a store other than Redis and PostgreSQL (on MongoDB a client certificate, with \
+                            authMechanism=MONGODB-X509, needs no password)";
                 return Err(LockError::invalid("credentials", rule, "a function"));
             }
         }

@@ -19,13 +19,13 @@ use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// Maximum number of claims in a transaction of several statements, unless one job has more. They share its begin and its commit. Other
+/// Maximum number of claims in a transaction of several statements, unless one job has more; half of it on MySQL. They share its begin and its commit. Other
 /// processes wait while it lasts.
 pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
-/// The bytes of metadata that count as one claim. So a statement of 256 claims has about 1 MiB of metadata at most.
+/// The bytes of metadata that count as one claim. This limits the metadata of a statement of 256 claims to about 1 MiB, unless one job has more.
 const METADATA: usize = 4 * 1024;
 
 /// A failure that the calls of one transaction share.
@@ -211,8 +211,15 @@ pub(super) struct Receiver {
     attempts: mpsc::UnboundedReceiver<Attempt>,
     /// The attempts that were received.
     waiting: OverloadQueue<Job>,
-    /// Maximum number of claims in a transaction.
-    max_claims: usize,
+    limit: Limit,
+}
+
+/// The size of a transaction, unless one job is larger.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limit {
+    pub claims: usize,
+    /// How many renewals count as one claim.
+    pub renewals_per_claim: usize,
 }
 
 /// A job of attempts, and its arrival.
@@ -223,8 +230,8 @@ struct Attempt {
     job: Job,
 }
 
-/// Creates a queue. `max_claims`: the maximum number of claims in a transaction, unless one job has more.
-pub(super) fn queue(max_claims: usize) -> (Sender, Receiver) {
+/// Creates a queue. `limit`: the maximum size of a transaction.
+pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
     let (changes, changes_receiver) = mpsc::unbounded_channel();
     let (reads, reads_receiver) = mpsc::unbounded_channel();
     let (attempts, attempts_receiver) = mpsc::unbounded_channel();
@@ -238,9 +245,19 @@ pub(super) fn queue(max_claims: usize) -> (Sender, Receiver) {
         reads: reads_receiver,
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
-        max_claims,
+        limit,
     };
     (sender, receiver)
+}
+
+impl Limit {
+    /// A limit for all kinds of jobs.
+    pub(super) const fn claims(claims: usize) -> Self {
+        Limit {
+            claims,
+            renewals_per_claim: 1,
+        }
+    }
 }
 
 impl Sender {
@@ -284,14 +301,18 @@ impl Receiver {
         while let Ok(attempt) = self.attempts.try_recv() {
             self.enter(attempt);
         }
-        let mut claims = 0;
+        let unit = self.limit.renewals_per_claim;
+        let mut size = 0;
         for part in (0..parts.len()).filter(|part| parts[*part]) {
-            let most = self.max_claims.max(claims + SHARE);
-            while claims < most
+            let most = (self.limit.claims * unit).max(size + SHARE * unit);
+            while size < most
                 && let Some(job) = next.take().or_else(|| self.next_of(part))
             {
                 if !job.is_cancelled() {
-                    claims += job.claims();
+                    size += match job {
+                        Job::Renew(..) => 1,
+                        _ => job.claims() * unit,
+                    };
                     batch.push(job);
                 }
             }

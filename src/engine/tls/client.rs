@@ -1,7 +1,7 @@
 //! The TLS settings as a configuration of rustls.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -26,24 +26,31 @@ pub(in crate::engine) enum Verified {
     Authority,
 }
 
+/// The certificates of the system, which are read once: this takes some milliseconds.
+static SYSTEM_ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    Arc::new(roots)
+});
+
 /// Creates the TLS configuration of a client, with the current TLS files.
 ///
 /// # Errors
 /// When a file cannot be used.
 pub(in crate::engine) fn client_config(files: &TlsFiles, verified: Verified) -> io::Result<ClientConfig> {
     let Pem { authorities, client } = Pem::read(files)?;
-    let mut roots = RootCertStore::empty();
-    match authorities {
+    let roots = match authorities {
         Some(pem) => {
+            let mut roots = RootCertStore::empty();
             for certificate in CertificateDer::pem_slice_iter(&pem) {
                 let certificate = certificate.map_err(io::Error::other)?;
                 roots.add(certificate).map_err(io::Error::other)?;
             }
+            Arc::new(roots)
         }
-        None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
-    }
+        None => SYSTEM_ROOTS.clone(),
+    };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let roots = Arc::new(roots);
     let config = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?

@@ -25,7 +25,7 @@ async fn names(receiver: &mut Receiver) -> Vec<String> {
 
 #[tokio::test]
 async fn a_part_of_the_queue_is_left_out() {
-    let (sender, mut receiver) = queue(BATCH);
+    let (sender, mut receiver) = queue(Limit::claims(BATCH));
     let (acquire, _granted) = attempt(0);
     let Job::Acquire(claims, ..) = &acquire else {
         unreachable!("an attempt")
@@ -47,7 +47,7 @@ async fn a_part_of_the_queue_is_left_out() {
 
 #[tokio::test]
 async fn renewals_and_releases_go_before_earlier_attempts_and_leave_them_a_share() {
-    let (sender, mut receiver) = queue(BATCH);
+    let (sender, mut receiver) = queue(Limit::claims(BATCH));
     let mut answers: Vec<Answer> = Vec::new();
     let (mut renewals, mut releases) = (Vec::new(), Vec::new());
     for name in 0..2 * BATCH {
@@ -78,7 +78,7 @@ async fn renewals_and_releases_go_before_earlier_attempts_and_leave_them_a_share
 
 #[tokio::test(start_paused = true)]
 async fn the_newest_attempts_go_first_once_the_oldest_has_waited_too_long() {
-    let (sender, mut receiver) = queue(BATCH);
+    let (sender, mut receiver) = queue(Limit::claims(BATCH));
     let mut answers: Vec<Answer> = Vec::new();
     let mut send = |range: std::ops::Range<usize>| {
         for name in range {

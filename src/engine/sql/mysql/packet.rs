@@ -1,5 +1,5 @@
-//! Several statements in one packet, and their answers. All values are digits, `x'…'`, or `_binary'…'` of characters that are not special,
-//! which no SQL mode interprets otherwise.
+//! Several statements in one packet, and their answers. All values are digits, `NULL`, `x'…'`, or `_binary'…'` with only ASCII letters,
+//! digits and `-_.:/@`. Every SQL mode reads them in the same way.
 
 use std::fmt::{self, Display, Write};
 

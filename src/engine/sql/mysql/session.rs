@@ -46,6 +46,7 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) server: Arc<MysqlServer>,
     pub(super) connection: Arc<Connection>,
     client: MySqlConnection,
+    pub(super) has_tls: bool,
     /// Whether transactions read committed rows. The servers that log statements instead of rows refuse that.
     pub(super) reads_committed: bool,
     /// How long the server waits for a statement outside of transactions, in seconds.
@@ -94,8 +95,8 @@ impl MysqlServer {
         Failure::of_driver(&self.connections, kind, message, cause)
     }
 
-    /// Opens a connection of the driver.
-    async fn dial(&self) -> Outcome<MySqlConnection> {
+    /// Opens a connection of the driver. Returns it, and whether it has TLS.
+    async fn dial(&self) -> Outcome<(MySqlConnection, bool)> {
         let options = self.config.driver_options().map_err(|wrong| {
             let message = format!("a TLS file cannot be used: {}: {}", wrong.setting, wrong.how);
             Failure::new(&self.connections, Kind::Permanent, message)
@@ -107,19 +108,20 @@ impl MysqlServer {
             Tls::Full | Tls::Preferred => MySqlSslMode::VerifyIdentity,
         };
         // The driver's own mode for this verifies nothing.
-        let connected = match options.clone().ssl_mode(mode).connect().await {
+        let (connected, has_tls) = match options.clone().ssl_mode(mode).connect().await {
             Err(error) if self.config.tls_mode == Tls::Preferred && has_no_tls(&error) => {
-                options.ssl_mode(MySqlSslMode::Disabled).connect().await
+                (options.ssl_mode(MySqlSslMode::Disabled).connect().await, false)
             }
-            connected => connected,
+            connected => (connected, self.config.tls_mode != Tls::Disabled),
         };
-        connected.map_err(|error| self.failure(error))
+        let client = connected.map_err(|error| self.failure(error))?;
+        Ok((client, has_tls))
     }
 
     /// Cancels the current statement of a connection (`KILL QUERY`). After a restart, or on another server behind the same address, the id
     /// may belong to another connection: then nothing is cancelled.
     async fn kill_statement(&self, Thread { id, server, since }: &Thread) -> Outcome<()> {
-        let mut client = self.dial().await?;
+        let (mut client, _) = self.dial().await?;
         let (mut find, mut kill, mut answers) = (Packet::default(), Packet::default(), Vec::new());
         let found = find.add(format_args!("SELECT {SERVER}"));
         let uptime = find.add("SHOW GLOBAL STATUS LIKE 'Uptime'");
@@ -140,7 +142,7 @@ impl MysqlSession {
     /// Opens a connection, with the settings that the statements need.
     pub(super) async fn open(server: &Arc<MysqlServer>) -> Outcome<Self> {
         let epoch = server.connections.epoch();
-        let mut client = server.dial().await?;
+        let (mut client, has_tls) = server.dial().await?;
         let lock_wait_s = LOCK_WAIT.as_secs();
         // A cancellation ends a wait for a locked table. This limit ends it if the cancellation is lost.
         let table_lock_wait_s = server.connections.store_timeout.as_secs() + 2;
@@ -180,6 +182,7 @@ impl MysqlSession {
             server: server.clone(),
             connection: Connection::new(server.connections.clone(), epoch, cancel),
             client,
+            has_tls,
             reads_committed: !rows(&answers, log).iter().any(is_statement),
             prepares: true,
             prepared: HashMap::new(),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::{Arguments as _, Row as _};
 
+use super::STATEMENT_BATCH;
 use super::checks::ALL;
 use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{prepared_size, repeated};
@@ -26,7 +27,16 @@ pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> 
     let (mut released, mut renewed, mut granted, mut leases) = (None, None, None, None);
     let executed = async {
         released = Some(release(session, &calls.releases).await?);
-        renewed = Some(renew(session, &calls.renewals).await?);
+        let mut extended = HashSet::new();
+        let most = if session.has_tls {
+            STATEMENT_BATCH
+        } else {
+            calls.renewals.len().max(1)
+        };
+        for renewals in calls.renewals.chunks(most) {
+            extended.extend(renew(session, renewals).await?);
+        }
+        renewed = Some(extended);
         granted = Some(attempt(session, &calls.attempts).await?);
         leases = Some(read(session, &calls.reads).await?);
         Ok(())
@@ -138,9 +148,6 @@ fn release_statement(tables: &Tables, names: &str, owners: &str) -> String {
 
 /// Extends leases of one name each, and never shortens one. Returns the owners of the extended leases.
 async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {
-    if renewals.is_empty() {
-        return Ok(HashSet::new());
-    }
     let locks = &session.server.tables.locks;
     let names = list(renewals.iter().map(|(name, ..)| Bytes(name)));
     let owners = list(renewals.iter().map(|(_, owner, _)| Bytes(owner.as_str())));

@@ -25,7 +25,7 @@ use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// The settings of a session. Each statement is planned once, and finds its rows by an index, also when the table was almost empty at
-/// that time. The server warns of a commit that does not wait for its standby. Poolers refuse the options of a session.
+/// that time. `client_min_messages=warning`: the session receives the server's warning that a commit no longer waits for its standby. Poolers refuse the options of a session.
 const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off \
                        -c plan_cache_mode=force_generic_plan -c client_min_messages=warning -c holdfast.direct=yes";
 

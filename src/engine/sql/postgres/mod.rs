@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub use self::config::PostgresConfig;
 use self::session::{PostgresServer, PostgresSession};
-use super::jobs::BATCH;
+use super::jobs::{BATCH, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Answers, SingleCalls};
@@ -55,8 +55,8 @@ impl PostgresEngine {
 impl Server for PostgresServer {
     type Session = PostgresSession;
 
-    const STATEMENT_BATCH: usize = 256;
-    const TRANSACTION_BATCH: usize = BATCH;
+    const STATEMENT_LIMIT: Limit = Limit::claims(256);
+    const TRANSACTION_LIMIT: Limit = Limit::claims(BATCH);
     const HANDS_OFF_IN_ONE: bool = true;
 
     fn connections(&self) -> &Arc<Connections> {

@@ -16,7 +16,7 @@ use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 use crate::model::Process;
 
-/// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
+/// The statements that begin a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
 /// Behind a pooler a session does not have these settings.
 pub(super) static BEGIN: LazyLock<String> = LazyLock::new(|| {
     let lock_wait_ms = LOCK_WAIT.as_millis();

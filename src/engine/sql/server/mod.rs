@@ -30,7 +30,7 @@ use self::waiters::Waiters;
 use self::worker::Worker;
 use super::Page;
 use super::calls::Calls;
-use super::jobs::{self, Failed};
+use super::jobs::{self, Failed, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -58,11 +58,11 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// A connection.
     type Session: Session;
 
-    /// Maximum number of calls that share single statements.
-    const STATEMENT_BATCH: usize;
+    /// The size of single statements.
+    const STATEMENT_LIMIT: Limit;
 
-    /// Maximum number of claims in a transaction, unless one job has more.
-    const TRANSACTION_BATCH: usize;
+    /// The size of a transaction.
+    const TRANSACTION_LIMIT: Limit;
 
     /// Whether a release that is a single statement hands the name off.
     const HANDS_OFF_IN_ONE: bool;
@@ -164,7 +164,7 @@ impl<S: Server> ServerEngine<S> {
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
-        let (transactions, transaction_jobs) = jobs::queue(S::TRANSACTION_BATCH);
+        let (transactions, transaction_jobs) = jobs::queue(S::TRANSACTION_LIMIT);
         let worker = Worker {
             slot: Slot::new(server.clone(), None),
             prefix: prefix.clone(),
@@ -187,7 +187,7 @@ impl<S: Server> ServerEngine<S> {
             checks,
             worker: connections.spawn(worker.run(transaction_jobs)),
         };
-        let (jobs, receiver) = jobs::queue(S::STATEMENT_BATCH);
+        let (jobs, receiver) = jobs::queue(S::STATEMENT_LIMIT);
         let single = connections.spawn(single.run(receiver));
         let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {

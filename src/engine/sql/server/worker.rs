@@ -25,7 +25,7 @@ pub(super) struct Worker<S: Server> {
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
-    /// Jobs that found a locked row, and later ones with the same names.
+    /// Jobs that found a locked row, and later jobs with the same names, except renewals.
     pub locked: VecDeque<LockedJob>,
 }
 
@@ -67,7 +67,7 @@ impl<S: Server> Worker<S> {
         let since = Instant::now();
         let with_time = |job| LockedJob { job, since };
         if !self.locked.is_empty() {
-            // In the order of their arrival, the jobs of each name: a release follows an attempt.
+            // Keeps the order of the jobs of each name: a release must follow the attempt before it.
             for job in std::mem::take(batch) {
                 match self.has_locked_name(&job) {
                     true => self.locked.push_back(with_time(job)),
@@ -103,7 +103,7 @@ impl<S: Server> Worker<S> {
         None
     }
 
-    /// Whether a job has a name of one that found a locked row. A renewal does not have to follow another job.
+    /// Whether a job must wait behind a job that found a locked row: it has one of its names and is not a renewal.
     fn has_locked_name(&self, job: &Job) -> bool {
         if matches!(job, Job::Renew(..)) {
             return false;

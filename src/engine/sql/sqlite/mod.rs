@@ -27,7 +27,7 @@ use self::writer::Writer;
 use super::Page;
 use super::calls::Calls;
 use super::config::SqliteConfig;
-use super::jobs::{self, Failed};
+use super::jobs::{self, BATCH, Failed, Limit};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -79,7 +79,7 @@ impl SqliteEngine {
         });
         let mut file = File::new(config, statements);
         file.connection().await.map_err(|failure| failure.error("connect"))?;
-        let (jobs, receiver) = jobs::queue(jobs::BATCH);
+        let (jobs, receiver) = jobs::queue(Limit::claims(BATCH));
         let writer = Writer {
             file,
             verbs: verbs.clone(),

@@ -304,7 +304,7 @@ async fn a_release_beside_a_lost_lease_is_one_although_the_name_is_granted_again
         let (both, again) = ([&held, &lost], [&next]);
         let granted_again = async { while attempt(&mut other, &again).await.fences.is_empty() {} };
         let (released, ()) = tokio::join!(release_all(&mut session, &both), granted_again);
-        // The grant waited for the release, and has an older clock: a transaction answers.
+        // Empty if the clock of the grant is older than the release for which it waited. The engine would then use a transaction.
         if !released.is_empty() {
             assert_eq!(released, HashMap::from([("a".to_owned(), true)]));
             answered += 1;
@@ -329,4 +329,37 @@ async fn releases_and_renewals_of_one_call_are_both_executed() {
     let answers = session.single("p", &calls).await;
     assert_eq!(answers.released.unwrap().len(), 1);
     assert_eq!(answers.renewed.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn renewals_share_a_statement_and_fewer_through_tls() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let mut session = database.session().await;
+    let claims: Vec<Claim> = (0..2 * STATEMENT_BATCH + 1)
+        .map(|index| claim(&[&format!("n{index}")]))
+        .collect();
+    for some in claims.chunks(STATEMENT_BATCH) {
+        attempt(&mut session, &some.iter().collect::<Vec<_>>()).await;
+    }
+    let mut calls = no_calls();
+    calls.renewals = claims
+        .iter()
+        .map(|claim| {
+            (
+                stored(claim),
+                claim.owner.clone(),
+                Ttl::clamped(Duration::from_secs(60)),
+            )
+        })
+        .collect();
+    for (has_tls, statements) in [(false, 1), (true, 3)] {
+        session.has_tls = has_tls;
+        let before = executed(&mut session, "update_multi").await;
+        let renewed = session.single("p", &calls).await.renewed.unwrap();
+        assert_eq!(renewed.len(), claims.len());
+        // Their update has a join.
+        assert_eq!(executed(&mut session, "update_multi").await - before, statements);
+    }
 }

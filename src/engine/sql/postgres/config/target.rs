@@ -86,7 +86,7 @@ impl Options {
                 (name, _) if POOL_OPTIONS.contains(&name) => {}
                 ("host", hosts) => options.hosts = hosts.split(',').map(str::to_owned).collect(),
                 ("sslmode", mode) => options.ssl_mode = Some(mode.to_owned()),
-                ("sslrootcert", path) => options.files[0] = (path != "system").then(|| path.to_owned()),
+                ("sslrootcert", path) => options.files[0] = Some(path.to_owned()),
                 ("sslcert", path) => options.files[1] = Some(path.to_owned()),
                 ("sslkey", path) => options.files[2] = Some(path.to_owned()),
                 ("target_session_attrs", "any" | "read-write" | "primary") => {}
@@ -178,9 +178,11 @@ impl Target {
         if all.get_application_name().is_none() {
             all.application_name("holdfast");
         }
-        let (tls, sources) = tls_files(&options, settings);
+        let (mut tls, sources) = tls_files(&options, settings);
         let (mode, verified) = ssl_mode(argument, &options, settings)?;
-        if mode != SslMode::Disable {
+        if mode == SslMode::Disable {
+            tls = TlsFiles::default();
+        } else {
             Pem::read(&tls).map_err(|wrong| {
                 let source = sources.iter().find(|(setting, _)| *setting == wrong.setting);
                 LockError::invalid(
@@ -307,12 +309,12 @@ fn tls_files(options: &Options, settings: &Settings) -> (TlsFiles, Vec<(&'static
     let mut sources = Vec::new();
     let [root, cert, key] = &options.files;
     let of_environment = settings.environment.get("PGSSLROOTCERT");
-    let of_environment = of_environment.filter(|path| !path.is_empty() && *path != "system");
+    let of_environment = of_environment.filter(|path| !path.is_empty());
     let root = root
         .as_ref()
         .map(|path| (path, "sslrootcert"))
         .or(of_environment.map(|path| (path, "PGSSLROOTCERT")));
-    if let Some((path, source)) = root
+    if let Some((path, source)) = root.filter(|(path, _)| *path != "system")
         && tls.ca.is_none()
         && tls.ca_file.is_none()
         && !tls.insecure

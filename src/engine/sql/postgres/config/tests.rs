@@ -140,6 +140,11 @@ fn the_files_of_a_url_are_read() {
         parsed("postgres://h/app?sslrootcert=system").target.tls,
         TlsFiles::default()
     );
+    let missing = ("PGSSLROOTCERT", path.to_str().unwrap());
+    for query in ["sslrootcert=system", "sslmode=disable"] {
+        let config = with(&format!("postgres://h/app?{query}"), &[missing]).unwrap();
+        assert_eq!(config.target.tls, TlsFiles::default(), "{query}");
+    }
 }
 
 #[test]

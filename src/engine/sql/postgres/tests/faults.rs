@@ -306,7 +306,7 @@ async fn a_dropped_attempt_is_never_executed_later() {
     assert!(dropped.is_err(), "the table is locked");
     let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
     assert!(
-        (1..=PostgresServer::STATEMENT_BATCH).contains(&sent.len()),
+        (1..=PostgresServer::STATEMENT_LIMIT.claims).contains(&sent.len()),
         "{} were sent",
         sent.len()
     );

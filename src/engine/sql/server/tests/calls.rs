@@ -129,7 +129,7 @@ pub(in crate::engine::sql) async fn a_locked_row_delays_only_the_calls_for_its_n
         database.blocked().await == 1
     })
     .await;
-    // Meanwhile the next transaction gets the other lease with a locked row, and those of several names.
+    // Meanwhile the renewal of the second locked lease shares the next transaction with the renewals of leases of several names.
     let second = renew(&locked[1]);
     let attempt = attempting(&engine, &free);
     let renewed = join_all(others.iter().map(|held| engine.renew(held, held.ttl))).await;

@@ -14,7 +14,7 @@ pub(in crate::engine::sql) struct Proxy {
     is_open: watch::Sender<bool>,
 }
 
-/// What the server was sent.
+/// Counters of what the proxy forwarded to the server.
 #[derive(Default)]
 struct Sent {
     packets: AtomicUsize,
@@ -46,7 +46,7 @@ impl Proxy {
         self.sent.packets.load(Ordering::SeqCst)
     }
 
-    /// Returns the bytes of the largest packet that the server was sent.
+    /// Returns the size of the largest read from a client, in bytes.
     #[cfg(feature = "mysql")]
     pub(in crate::engine::sql) fn largest_packet(&self) -> usize {
         self.sent.largest.load(Ordering::SeqCst)

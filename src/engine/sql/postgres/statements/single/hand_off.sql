@@ -6,7 +6,7 @@
 -- → name, whether its lease had not expired, whether it was handed off, the waiter of the process that has it now; its fencing token, the
 --   time of the hand-off and its end in microseconds
 --
--- With synchronous standbys the waiter makes an attempt, as in notify.sql. Without a hand-off the commit does not wait for the disk, as in release.sql.
+-- With synchronous standbys a waiter of another process makes an attempt, as in notify.sql. Without a hand-off the commit does not wait for the disk, as in release.sql.
 WITH clock AS MATERIALIZED (
   SELECT now, (date_part('epoch', now) * 1e6)::bigint AS us FROM (SELECT clock_timestamp() AS now OFFSET 0) AS c
 ), k AS MATERIALIZED (

@@ -1,7 +1,7 @@
 -- Notifies the processes of waiters.
 --
--- Where commits wait for standbys, the waiter makes an attempt, whose own commit waits: a commit that is cancelled during this wait is not
--- on the standby, and sends its notifications.
+-- With synchronous standbys a message has only the owner: the waiter makes an attempt, whose commit waits for the standby. If the wait of
+-- this commit is cancelled, the server sends the notifications although the standby may not have the commit.
 --
 -- $1 processes   $2 messages
 SELECT pg_notify('holdfast_' || c.process,
