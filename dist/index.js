@@ -213,6 +213,8 @@ const DAY_MS = 24 * HOUR_MS;
 const CHECKED_MS = 10_000_000;
 /** @internal The renewal of a shorter lease may come too late. */
 const SHORT_MS$1 = 100;
+/** @internal The other form of a duration, for errors. */
+const OR_TEXT = ", or text with a unit such as '30s'";
 const UNITS = { ms: 1, s: 1000, m: 60_000, h: HOUR_MS };
 /** @internal Converts a number, or text with a unit such as `'30s'`, to milliseconds. Other values give `NaN`. */
 function milliseconds(value) {
@@ -226,14 +228,14 @@ function positiveMs(argument, value) {
     const ms = milliseconds(value);
     if (ms > 0 && ms <= MAX_MS)
         return ms;
-    throw invalid(argument, 'must be a number of milliseconds, more than 0 and at most 2147483648', describe(value));
+    throw invalid(argument, `must be a number of milliseconds, more than 0 and at most 2147483648${OR_TEXT}`, describe(value));
 }
 /** @internal Checks a duration that may be zero. Returns milliseconds. */
 function spanMs(argument, value) {
     const ms = milliseconds(value);
     if (ms >= 0 && ms <= MAX_MS)
         return ms;
-    throw invalid(argument, 'must be a number of milliseconds from 0 to 2147483648', describe(value));
+    throw invalid(argument, `must be a number of milliseconds from 0 to 2147483648${OR_TEXT}`, describe(value));
 }
 /** @internal Checks a `ttlMs`. Returns milliseconds. */
 function ttlOf(value) {
@@ -840,7 +842,7 @@ function requestOf(options, renews) {
     if ((value = options['waitMs']) !== undefined) {
         request.waitMs = milliseconds(value);
         if (!(request.waitMs >= 0)) {
-            throw invalid('waitMs', 'must be a number of milliseconds, 0 or more, or Infinity', describe(value));
+            throw invalid('waitMs', `must be a number of milliseconds, 0 or more, Infinity${OR_TEXT}`, describe(value));
         }
     }
     if ((value = options['renew']) !== undefined)

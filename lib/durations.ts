@@ -22,7 +22,11 @@ export function milliseconds(value: unknown): number {
 export function positiveMs(argument: string, value: unknown): number {
   const ms = milliseconds(value)
   if (ms > 0 && ms <= MAX_MS) return ms
-  throw invalid(argument, `must be a number of milliseconds, more than 0 and at most 2147483648${OR_TEXT}`, describe(value))
+  throw invalid(
+    argument,
+    `must be a number of milliseconds, more than 0 and at most 2147483648${OR_TEXT}`,
+    describe(value),
+  )
 }
 
 /** @internal Checks a duration that may be zero. Returns milliseconds. */

@@ -134,7 +134,7 @@ impl Job {
     }
 
     /// Whether the caller was dropped. A release is never cancelled.
-    fn is_cancelled(&self) -> bool {
+    pub(super) fn is_cancelled(&self) -> bool {
         match self {
             Job::Acquire(_, ticket, reply) => ticket.is_cancelled() || reply.sender.is_closed(),
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
@@ -142,6 +142,44 @@ impl Job {
             Job::ForceRelease(_, reply) => reply.sender.is_closed(),
             Job::Inspect(_, reply) => reply.sender.is_closed(),
             Job::List(_, reply) => reply.sender.is_closed(),
+        }
+    }
+
+    /// Whether its caller makes each of its claims a job of its own if this one fails.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(super) fn is_divisible(&self) -> bool {
+        match self {
+            Job::Acquire(claims, ..) => claims.len() > 1,
+            Job::Release(claims, ..) => claims.len() > 1,
+            _ => false,
+        }
+    }
+
+    /// Whether it has to be executed after an earlier job: a release after those of the same owner, others after those with one of its
+    /// names. A renewal follows the answer to its attempt.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(super) fn must_follow(&self, earlier: &Job) -> bool {
+        match self {
+            Job::Renew(..) => false,
+            Job::Release(..) => {
+                let owners = self.owners();
+                earlier.owners().iter().any(|owner| owners.contains(owner))
+            }
+            _ => {
+                let keys = self.keys();
+                earlier.keys().iter().any(|key| keys.contains(key))
+            }
+        }
+    }
+
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    fn owners(&self) -> Vec<&OwnerToken> {
+        match self {
+            Job::Acquire(claims, ..) => claims.iter().map(|claim| &claim.owner).collect(),
+            Job::Release(claims, ..) => claims.iter().map(|claim| &claim.owner).collect(),
+            Job::Renew(claim, ..) => vec![&claim.owner],
+            Job::Transfer(claim, to, _) => vec![&claim.owner, to],
+            Job::ForceRelease(..) | Job::Inspect(..) | Job::List(..) => Vec::new(),
         }
     }
 

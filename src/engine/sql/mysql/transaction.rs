@@ -1,7 +1,7 @@
 //! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
 //! their queues. The second one writes the result.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
@@ -83,6 +83,23 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
             ));
         }
     }
+}
+
+/// Returns the names whose rows another transaction has locked. It waits for no lock.
+pub(super) async fn locked_names(session: &mut MysqlSession, names: &[StoredName]) -> Outcome<Vec<StoredName>> {
+    let locks = &session.server.tables.locks;
+    let all = list(names.iter().map(Bytes));
+    let mut packet = Packet::default();
+    let free = packet.add(format_args!(
+        "SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
+    ));
+    let existing = packet.add(format_args!("SELECT name FROM {locks} WHERE name IN ({all})"));
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await?;
+    let free: HashSet<&[u8]> = rows(&answers, free).iter().filter_map(|row| row.bytes(0)).collect();
+    let existing = rows(&answers, existing).iter().filter_map(|row| row.bytes(0));
+    let locked = existing.filter(|name| !free.contains(name));
+    Ok(locked.map(<[u8]>::to_vec).collect())
 }
 
 /// Returns the ledger of what was read. `None`: a row lacks a value, or is missing.

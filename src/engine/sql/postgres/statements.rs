@@ -12,6 +12,7 @@ pub(super) enum Sql {
     ReleaseOne,
     HandOff,
     Lock,
+    Locked,
     Rows,
     Queue,
     Leave,
@@ -26,7 +27,7 @@ pub(super) enum Sql {
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 18] = [
+const FILES: [(Sql, &str, &[Type]); 19] = [
     (
         Sql::Acquire,
         include_str!("statements/single/acquire.sql"),
@@ -68,6 +69,11 @@ const FILES: [(Sql, &str, &[Type]); 18] = [
         Sql::Lock,
         include_str!("statements/transaction/lock.sql"),
         &[Type::BYTEA_ARRAY, Type::BOOL_ARRAY],
+    ),
+    (
+        Sql::Locked,
+        include_str!("statements/transaction/locked.sql"),
+        &[Type::BYTEA_ARRAY],
     ),
     (
         Sql::Rows,

@@ -55,8 +55,22 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
             found.insert(name, row);
         }
     }
+    if plan
+        .names
+        .iter()
+        .any(|(name, is_created)| *is_created && !found.contains_key(name))
+    {
+        // It would count as free.
+        return Err(Failure::unexpected(session.connections(), "no row of a name"));
+    }
     let positions: Outcome<Vec<Position>> = queue.iter().map(|row| position(session, row, process)).collect();
     Ok(Ledger::new(now_us, found, positions?))
+}
+
+/// Returns the names whose rows another transaction has locked.
+pub(super) async fn locked_names(session: &PostgresSession, names: &[StoredName]) -> Outcome<Vec<StoredName>> {
+    let rows = session.query(Sql::Locked, &[&names]).await?;
+    rows.iter().map(|row| session.get(row, 0)).collect()
 }
 
 /// Reads a position in a queue.

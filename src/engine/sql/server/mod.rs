@@ -11,7 +11,7 @@
 //! Transactions lock the rows of their names in the order of the names, and read the queue after that. No state of a lock is in a
 //! session of the server.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ mod worker;
 
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
-/// How long a statement waits for rows that another transaction has locked. The other calls of the statement wait as long.
+/// How long a statement waits for a row that another transaction has locked. The other calls of the statement wait as long.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// The server of one store.
@@ -114,6 +114,9 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
         changes: &Changes,
     ) -> impl Future<Output = Outcome<HashMap<String, u64>>> + Send;
 
+    /// Returns the names whose rows another transaction has locked, without a wait for them. Outside of a transaction.
+    fn locked_names(&mut self, names: &[StoredName]) -> impl Future<Output = Outcome<Vec<StoredName>>> + Send;
+
     /// Ends a transaction that failed.
     fn roll_back(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
@@ -170,7 +173,9 @@ impl<S: Server> ServerEngine<S> {
             prefix: prefix.clone(),
             waiters: waiters.clone(),
             names: named,
-            locked: VecDeque::new(),
+            waiting: VecDeque::new(),
+            locked: HashSet::new(),
+            failure: None,
         };
         let single = SingleWorker {
             shared: Shared {

@@ -59,8 +59,8 @@ impl<S: Server> Slot<S> {
         }
     }
 
-    pub(super) fn store_timeout(&self) -> Duration {
-        self.server.connections().store_timeout
+    pub(super) fn connections(&self) -> &Connections {
+        self.server.connections()
     }
 
     /// Returns the connection. Opens it if necessary.

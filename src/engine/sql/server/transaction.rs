@@ -3,7 +3,7 @@
 //! A transaction is two packets. The first one locks the rows of all names in their order, and reads them and their queues. The calls
 //! are then made in `sql/ledger/`, and the second packet writes the result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::error::{Failure, Kind};
@@ -35,6 +35,27 @@ pub(super) enum CheckedNames {
     Free(Vec<StoredName>),
     /// Names with positions that expired more than a minute ago.
     WithExpiredPositions(Vec<StoredName>),
+}
+
+impl CheckedNames {
+    /// Returns the names that are not in a set.
+    pub(super) fn without(&self, names: &HashSet<StoredName>) -> Self {
+        let left = |all: &[StoredName]| all.iter().filter(|name| !names.contains(*name)).cloned().collect();
+        match self {
+            CheckedNames::Free(all) => CheckedNames::Free(left(all)),
+            CheckedNames::WithExpiredPositions(all) => CheckedNames::WithExpiredPositions(left(all)),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let (CheckedNames::Free(names) | CheckedNames::WithExpiredPositions(names)) = self;
+        names.is_empty()
+    }
+
+    pub(super) fn into_names(self) -> Vec<StoredName> {
+        let (CheckedNames::Free(names) | CheckedNames::WithExpiredPositions(names)) = self;
+        names
+    }
 }
 
 /// The names of a store.

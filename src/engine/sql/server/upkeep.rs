@@ -106,7 +106,7 @@ impl<S: Server> Shared<S> {
                 }
                 None if checked.has_waiters => {
                     // Not soon again: while another program has locked the row, hand-offs would pile up.
-                    self.waiters.set_busy_for(key, RESERVATION, RESERVATION, checked.ahead);
+                    self.waiters.known.set_lease_end(key, Some(RESERVATION));
                     free.push(checked.name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.

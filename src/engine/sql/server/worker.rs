@@ -3,14 +3,15 @@
 //! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
 //! same time share a transaction. `sql/jobs.rs` has their order.
 //!
-//! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT), and each of its jobs is executed on its own. Jobs whose
-//! rows are still locked are executed one after the other: one try after each batch of other jobs, within the store timeout.
+//! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). The jobs with locked rows then wait until these are
+//! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::error::{Failure, Kind};
 use super::slot::Slot;
@@ -18,6 +19,10 @@ use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use super::{Outcome, Server, Session};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
+use crate::engine::sql::ledger::StoredName;
+
+/// How often the task reads which rows are still locked.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// The connection and what the calls need.
 pub(super) struct Worker<S: Server> {
@@ -25,92 +30,182 @@ pub(super) struct Worker<S: Server> {
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
-    /// Jobs that found a locked row, and later jobs with the same names, except renewals.
-    pub locked: VecDeque<LockedJob>,
+    /// Jobs that wait for a locked row, and later jobs that must follow one of them, in the order of their arrival.
+    pub waiting: VecDeque<WaitingJob>,
+    /// The names whose rows another transaction had locked when this was last read.
+    pub locked: HashSet<StoredName>,
+    /// The last failure because of a locked row.
+    pub failure: Option<Failure>,
 }
 
-/// A job that waits for a locked row, and since when.
-pub(super) struct LockedJob {
+/// A job, and since when it has been executed or waited.
+pub(super) struct WaitingJob {
     job: Job,
     since: Instant,
+}
+
+/// What the task executes next.
+enum Work {
+    Names(CheckedNames),
+    /// The next batch.
+    Jobs,
+    /// There are no more jobs.
+    End,
+}
+
+async fn next(names: &mut mpsc::UnboundedReceiver<CheckedNames>, jobs: &mut Receiver, batch: &mut Vec<Job>) -> Work {
+    tokio::select! {
+        Some(names) = names.recv() => Work::Names(names),
+        is_batch = jobs.next(batch) => if is_batch { Work::Jobs } else { Work::End },
+    }
 }
 
 impl<S: Server> Worker<S> {
     /// Executes jobs until the last sender is gone, then closes the connection.
     pub(super) async fn run(mut self, mut jobs: Receiver) {
         let mut batch = Vec::new();
-        loop {
-            tokio::select! {
+        let mut is_closed = false;
+        let mut retry_at = Instant::now();
+        while !is_closed || !self.waiting.is_empty() {
+            let finds_locked = !self.waiting.is_empty() || !self.locked.is_empty();
+            let work = tokio::select! {
                 biased;
-                Some(names) = self.names.recv() => {
-                    if let Err(failure) = self.transact_twice(&mut [], Some(&names)).await {
-                        // The next check finds the names again.
-                        tracing::debug!(%failure, "names could not be handed off");
+                () = sleep_until(retry_at), if finds_locked => None,
+                work = next(&mut self.names, &mut jobs, &mut batch), if !is_closed => Some(work),
+            };
+            match work {
+                None => {
+                    self.retry().await;
+                    retry_at = Instant::now() + RETRY;
+                }
+                Some(Work::Names(names)) => self.hand_off(names).await,
+                Some(Work::Jobs) => {
+                    let since = Instant::now();
+                    let jobs = batch.drain(..).map(|job| WaitingJob { job, since });
+                    let ready = self.unless_waiting(jobs.collect());
+                    self.execute(ready).await;
+                }
+                Some(Work::End) => is_closed = true,
+            }
+        }
+    }
+
+    /// Executes jobs. Those with a locked row wait.
+    async fn execute(&mut self, mut batch: Vec<WaitingJob>) {
+        for _ in 0..2 {
+            let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
+            if jobs.is_empty() {
+                return;
+            }
+            let outcome = self.transact_twice(&mut jobs, None).await;
+            let kind = outcome.as_ref().err().map(Failure::kind);
+            batch = std::iter::zip(jobs, since)
+                .map(|(job, since)| WaitingJob { job, since })
+                .collect();
+            match kind {
+                Some(Kind::Locked) => {
+                    self.failure = outcome.err();
+                    if let Err(failure) = self.read_locked(&batch, Vec::new()).await {
+                        return batch.into_iter().for_each(|job| job.job.answer(Some(&failure)));
                     }
+                    batch = self.unless_waiting(batch);
                 }
-                next = jobs.next(&mut batch) => {
-                    if !next && self.locked.is_empty() {
-                        break;
+                // One job may be the cause: execute each on its own, so that the others do not fail with it.
+                Some(Kind::Permanent) if batch.len() > 1 => {
+                    for mut job in batch {
+                        let outcome = self.transact_twice(std::slice::from_mut(&mut job.job), None).await;
+                        job.job.answer(cause(&outcome));
                     }
-                    self.execute(&mut batch).await;
+                    return;
                 }
-                () = std::future::ready(()), if !self.locked.is_empty() => {}
+                _ => return batch.into_iter().for_each(|job| job.job.answer(cause(&outcome))),
             }
-            if let Some(locked) = self.locked.pop_front() {
-                let again = self.execute_alone(locked).await;
-                again.into_iter().for_each(|locked| self.locked.push_front(locked));
+        }
+        // Another transaction has inserted a row, or locks it again and again.
+        self.waiting.extend(batch);
+    }
+
+    /// Executes the jobs whose rows are no longer locked. Answers those that have waited for too long.
+    async fn retry(&mut self) {
+        let waiting = Vec::from(std::mem::take(&mut self.waiting));
+        let (store_timeout, locked) = (self.slot.connections().store_timeout, std::mem::take(&mut self.locked));
+        let read = self.read_locked(&waiting, locked.into_iter().collect()).await;
+        let mut ready = Vec::new();
+        for job in waiting {
+            if job.job.is_cancelled() {
+                continue;
+            }
+            if job.since.elapsed() >= store_timeout {
+                let failure = read.as_ref().err().cloned().unwrap_or_else(|| self.locked_row());
+                job.job.answer(Some(&failure));
+            } else if read.is_err() {
+                self.waiting.push_back(job);
+            } else {
+                ready.extend(self.unless_waiting(vec![job]));
+            }
+        }
+        self.execute(ready).await;
+    }
+
+    /// Hands names off. The next check finds the names again that have a locked row.
+    async fn hand_off(&mut self, names: CheckedNames) {
+        for _ in 0..2 {
+            let names = names.without(&self.locked);
+            if names.is_empty() {
+                return;
+            }
+            let Err(failure) = self.transact_twice(&mut [], Some(&names)).await else {
+                return;
+            };
+            tracing::debug!(%failure, "names could not be handed off");
+            if failure.kind() != Kind::Locked {
+                return;
+            }
+            self.failure = Some(failure);
+            if self.read_locked(&[], names.into_names()).await.is_err() {
+                return;
             }
         }
     }
 
-    async fn execute(&mut self, batch: &mut Vec<Job>) {
-        let since = Instant::now();
-        let with_time = |job| LockedJob { job, since };
-        if !self.locked.is_empty() {
-            // Keeps the order of the jobs of each name: a release must follow the attempt before it.
-            for job in std::mem::take(batch) {
-                match self.has_locked_name(&job) {
-                    true => self.locked.push_back(with_time(job)),
-                    false => batch.push(job),
-                }
-            }
-        }
-        let outcome = self.transact_twice(batch, None).await;
-        match outcome.as_ref().map_err(Failure::kind) {
-            // One job may be the cause: execute each on its own, so that the others do not fail with it.
-            Err(Kind::Permanent | Kind::Locked) if batch.len() > 1 => {
-                for job in batch.drain(..).map(with_time) {
-                    let locked = match self.has_locked_name(&job.job) {
-                        true => Some(job),
-                        false => self.execute_alone(job).await,
-                    };
-                    self.locked.extend(locked);
-                }
-            }
-            Err(Kind::Locked) => self.locked.extend(batch.drain(..).map(with_time)),
-            _ => batch.drain(..).for_each(|job| job.answer(cause(&outcome))),
-        }
+    /// Reads which names of jobs, and which other names, have a row that another transaction has locked.
+    async fn read_locked(&mut self, jobs: &[WaitingJob], others: Vec<StoredName>) -> Outcome<()> {
+        let of_jobs = jobs.iter().flat_map(|job| job.job.keys());
+        let mut names: Vec<StoredName> = of_jobs.map(|key| self.prefix.stored(key)).chain(others).collect();
+        names.sort_unstable();
+        names.dedup();
+        let session = self.slot.session().await?;
+        let connection = session.connection().clone();
+        let locked = connection.within_limit(session.locked_names(&names)).await;
+        self.locked.extend(self.slot.settle(locked)?);
+        Ok(())
     }
 
-    /// Executes a job. Returns it if a row is still locked within the store timeout.
-    async fn execute_alone(&mut self, mut locked: LockedJob) -> Option<LockedJob> {
-        let outcome = self.transact_twice(std::slice::from_mut(&mut locked.job), None).await;
-        let is_locked = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
-        if is_locked && locked.since.elapsed() < self.slot.store_timeout() {
-            return Some(locked);
+    /// Returns jobs. Those with a locked row, and those that must follow a waiting job, wait. A divisible one fails instead: its caller
+    /// divides it.
+    fn unless_waiting(&mut self, jobs: Vec<WaitingJob>) -> Vec<WaitingJob> {
+        let mut ready = Vec::new();
+        for job in jobs {
+            let is_locked = job
+                .job
+                .keys()
+                .iter()
+                .any(|key| self.locked.contains(&self.prefix.stored(key)));
+            if !is_locked && !self.waiting.iter().any(|earlier| job.job.must_follow(&earlier.job)) {
+                ready.push(job);
+            } else if job.job.is_divisible() {
+                job.job.answer(Some(&self.locked_row()));
+            } else {
+                self.waiting.push_back(job);
+            }
         }
-        locked.job.answer(cause(&outcome));
-        None
+        ready
     }
 
-    /// Whether a job must wait behind a job that found a locked row: it has one of its names and is not a renewal.
-    fn has_locked_name(&self, job: &Job) -> bool {
-        if matches!(job, Job::Renew(..)) {
-            return false;
-        }
-        let keys = job.keys();
-        let mut locked = self.locked.iter().flat_map(|locked| locked.job.keys());
-        locked.any(|key| keys.contains(&key))
+    /// Returns the failure of a job with a locked row.
+    fn locked_row(&self) -> Failure {
+        let unexpected = || Failure::unexpected(self.slot.connections(), "a locked row");
+        self.failure.clone().unwrap_or_else(unexpected)
     }
 
     /// Executes jobs as one transaction, and once more after a conflict.

@@ -320,3 +320,26 @@ async fn a_dropped_attempt_is_never_executed_later() {
     assert_eq!(released, sent.len());
     assert_eq!(engine.list("", PAGE).await.unwrap(), []);
 }
+
+/// Another program refers to the row of a lease by a foreign key, which locks it `FOR KEY SHARE`.
+#[tokio::test]
+async fn a_foreign_key_frees_no_name() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (one, pair) = (claim(&["n"]), claim(&["a", "b"]));
+    acquire(&engine, &one).await;
+    acquire(&engine, &pair).await;
+    database
+        .execute("CREATE TABLE jobs (lock bytea REFERENCES locks (name))")
+        .await;
+    database.execute("BEGIN").await;
+    database.execute("INSERT INTO jobs VALUES ('n'), ('a')").await;
+    busy(&engine, &claim(&["m", "n"])).await;
+    for held in [one, pair] {
+        assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Extended);
+        assert_eq!(release(&engine, &held).await, Released::Freed);
+    }
+    database.execute("ROLLBACK").await;
+}

@@ -91,7 +91,7 @@ fn attempting<S: Server>(
     tokio::spawn(async move { engine.try_acquire(&ours).await })
 }
 
-pub(in crate::engine::sql) async fn a_renewal_does_not_wait_for_an_attempt_that_found_a_locked_row<D: TestDatabase>(
+pub(in crate::engine::sql) async fn the_holder_does_not_wait_for_an_attempt_that_found_a_locked_row<D: TestDatabase>(
     database: &mut D,
 ) {
     let engine = database.engine().await;
@@ -99,11 +99,12 @@ pub(in crate::engine::sql) async fn a_renewal_does_not_wait_for_an_attempt_that_
     acquire(&engine, &held).await;
     lock_row(database, &engine, "locked").await;
     let attempt = attempting(&engine, &claim(&["a", "locked"]));
-    eventually("the attempt waits for the row", async || database.blocked().await == 1).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Extended);
+    assert_eq!(release(&engine, &held).await, Released::Freed);
     assert!(!attempt.is_finished());
     database.execute("ROLLBACK").await;
-    assert!(matches!(attempt.await.unwrap(), Ok(Acquired::Held { .. })));
+    assert!(matches!(attempt.await.unwrap(), Ok(Acquired::Granted { .. })));
 }
 
 /// Another program has locked the rows of two leases and that of a free name. Only the calls for these names wait, although they share
@@ -125,10 +126,8 @@ pub(in crate::engine::sql) async fn a_locked_row_delays_only_the_calls_for_its_n
         tokio::spawn(async move { engine.renew(&ours, ours.ttl).await })
     };
     let first = renew(&locked[0]);
-    eventually("a transaction waits for the row", async || {
-        database.blocked().await == 1
-    })
-    .await;
+    // A transaction waits for the row.
+    tokio::time::sleep(Duration::from_millis(300)).await;
     // Meanwhile the renewal of the second locked lease shares the next transaction with the renewals of leases of several names.
     let second = renew(&locked[1]);
     let attempt = attempting(&engine, &free);
@@ -163,4 +162,86 @@ pub(in crate::engine::sql) async fn a_locked_row_delays_only_the_calls_for_its_n
         })
         .await;
     }
+}
+
+/// The rows of ten leases are locked. A renewal of two names waits for one of them at most.
+pub(in crate::engine::sql) async fn many_locked_rows_delay_other_calls_once<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    let names: Vec<String> = (0..10).map(|index| format!("locked{index}")).collect();
+    let (locked, pair) = (names.iter().map(|name| claim(&[name])), claim(&["a", "b"]));
+    let locked: Vec<Claim> = locked.collect();
+    for held in locked.iter().chain([&pair]) {
+        acquire(&engine, held).await;
+    }
+    database.execute("BEGIN").await;
+    for name in &names {
+        database
+            .execute(&format!("UPDATE locks SET pid = 1 WHERE name = '{name}'"))
+            .await;
+    }
+    let releases = locked.iter().map(|held| {
+        let (engine, held) = (engine.clone(), held.clone());
+        tokio::spawn(async move { engine.release(&held, Duration::ZERO).await })
+    });
+    let releases: Vec<_> = releases.collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for _ in 0..2 {
+        assert_eq!(engine.renew(&pair, pair.ttl).await.unwrap(), Renewed::Extended);
+    }
+    assert!(releases.iter().all(|release| !release.is_finished()));
+    database.execute("COMMIT").await;
+    for release in releases {
+        assert_eq!(release.await.unwrap().unwrap(), Released::Freed);
+    }
+}
+
+pub(in crate::engine::sql) async fn claims_are_released_beside_one_with_a_locked_row<D: TestDatabase>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    let names: Vec<String> = (0..20).map(|index| format!("n{index}")).collect();
+    let claims: Vec<Claim> = names.iter().map(|name| claim(&[name])).collect();
+    for held in &claims {
+        acquire(&engine, held).await;
+    }
+    database.execute("BEGIN").await;
+    database.execute("UPDATE locks SET pid = 1 WHERE name = 'n7'").await;
+    let releasing = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.release_all(&claims, &mut |_, _| {}).await }
+    });
+    eventually("the others are released", async || {
+        engine.list("", PAGE).await.unwrap().len() == 1
+    })
+    .await;
+    assert!(!releasing.is_finished());
+    database.execute("COMMIT").await;
+    releasing.await.unwrap();
+}
+
+/// The lease before a waiter has ended, and its row is locked. The attempts to hand it off do not delay the calls for other names.
+pub(in crate::engine::sql) async fn a_locked_row_before_a_waiter_delays_no_other_call_for_long<D: TestDatabase>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    let _subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&engine, &waiter).await;
+    let ended = D::ago(1);
+    database
+        .execute(&format!("UPDATE locks SET expires_at = {ended} WHERE name = 'n'"))
+        .await;
+    database.execute("BEGIN").await;
+    database
+        .execute("SELECT name FROM locks WHERE name = 'n' FOR UPDATE")
+        .await;
+    for _ in 0..4 {
+        let pair = claim(&["a", "b"]);
+        let acquired = tokio::time::timeout(Duration::from_secs(10), engine.try_acquire(&pair)).await;
+        assert!(matches!(acquired, Ok(Ok(Acquired::Granted { .. }))), "{acquired:?}");
+        assert_eq!(release(&engine, &pair).await, Released::Freed);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    database.execute("ROLLBACK").await;
 }

@@ -1,7 +1,8 @@
 -- Reads the rows of names after they were locked. Returns at least one row.
 --
 -- A row that was not created, and did not exist when the rows were locked, may exist now: it is locked, or left out if another
--- transaction has locked it. The names of such rows count as free without a row.
+-- transaction has locked it. The names of such rows count as free without a row. The lock is that of lock.sql: a stronger one would leave out
+-- rows that another transaction has locked FOR KEY SHARE, as for a foreign key.
 --
 -- $1 names
 -- → now, name (NULL: none of the names has a row), owner, end of the lease, fence
@@ -13,4 +14,4 @@ SELECT
   (date_part('epoch', greatest(l.expires_at, 'epoch'::timestamptz)) * 1e6)::bigint,
   l.fence
 FROM clock
-LEFT JOIN (SELECT name, owner, expires_at, fence FROM {locks} WHERE name = ANY($1::bytea[]) FOR UPDATE SKIP LOCKED) AS l ON true
+LEFT JOIN (SELECT name, owner, expires_at, fence FROM {locks} WHERE name = ANY($1::bytea[]) FOR NO KEY UPDATE SKIP LOCKED) AS l ON true
