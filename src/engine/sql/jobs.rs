@@ -118,7 +118,7 @@ pub(super) enum Job {
 impl Job {
     /// Returns how many claims the job counts as: several for a page of a list, which takes longer, and for much metadata, because the size
     /// of a packet is limited.
-    fn claims(&self) -> usize {
+    pub(super) fn claims(&self) -> usize {
         let metadata = |claim: &Arc<Claim>| {
             claim
                 .metadata
@@ -145,12 +145,14 @@ impl Job {
         }
     }
 
-    /// Whether its caller makes each of its claims a job of its own if this one fails.
+    /// Whether it has several claims, of which some have none of the names that `is_locked` accepts. If it fails, its caller makes each claim
+    /// a job of its own.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
-    pub(super) fn is_divisible(&self) -> bool {
+    pub(super) fn is_divisible(&self, is_locked: impl Fn(&Key) -> bool) -> bool {
+        let is_free = |claim: &Claim| !claim.keys().iter().any(&is_locked);
         match self {
-            Job::Acquire(claims, ..) => claims.len() > 1,
-            Job::Release(claims, ..) => claims.len() > 1,
+            Job::Acquire(claims, ..) => claims.len() > 1 && claims.iter().any(|claim| is_free(claim)),
+            Job::Release(claims, ..) => claims.len() > 1 && claims.iter().any(is_free),
             _ => false,
         }
     }

@@ -20,6 +20,7 @@ use super::waiters::Waiters;
 use super::{Outcome, Server, Session};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
 use crate::engine::sql::ledger::StoredName;
+use crate::model::Key;
 
 /// How often the task reads which rows are still locked.
 const RETRY: Duration = Duration::from_millis(100);
@@ -75,8 +76,8 @@ impl<S: Server> Worker<S> {
             };
             match work {
                 None => {
-                    self.retry().await;
-                    retry_at = Instant::now() + RETRY;
+                    let has_more = self.retry().await;
+                    retry_at = Instant::now() + if has_more { Duration::from_millis(1) } else { RETRY };
                 }
                 Some(Work::Names(names)) => self.hand_off(names).await,
                 Some(Work::Jobs) => {
@@ -92,13 +93,13 @@ impl<S: Server> Worker<S> {
 
     /// Executes jobs. Those with a locked row wait.
     async fn execute(&mut self, mut batch: Vec<WaitingJob>) {
-        for _ in 0..2 {
+        loop {
             let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
             if jobs.is_empty() {
                 return;
             }
             let outcome = self.transact_twice(&mut jobs, None).await;
-            let kind = outcome.as_ref().err().map(Failure::kind);
+            let (kind, count) = (outcome.as_ref().err().map(Failure::kind), jobs.len());
             batch = std::iter::zip(jobs, since)
                 .map(|(job, since)| WaitingJob { job, since })
                 .collect();
@@ -109,28 +110,41 @@ impl<S: Server> Worker<S> {
                         return batch.into_iter().for_each(|job| job.job.answer(Some(&failure)));
                     }
                     batch = self.unless_waiting(batch);
+                    if batch.len() == count {
+                        // Another transaction has inserted a row, or has locked a gap between rows: this cannot be read.
+                        break;
+                    }
                 }
                 // One job may be the cause: execute each on its own, so that the others do not fail with it.
-                Some(Kind::Permanent) if batch.len() > 1 => {
-                    for mut job in batch {
-                        let outcome = self.transact_twice(std::slice::from_mut(&mut job.job), None).await;
-                        job.job.answer(cause(&outcome));
-                    }
-                    return;
-                }
+                Some(Kind::Permanent) if count > 1 => break,
                 _ => return batch.into_iter().for_each(|job| job.job.answer(cause(&outcome))),
             }
         }
-        // Another transaction has inserted a row, or locks it again and again.
-        self.waiting.extend(batch);
+        if batch.len() == 1 {
+            return self.waiting.extend(batch);
+        }
+        for job in batch {
+            for mut job in self.unless_waiting(vec![job]) {
+                let outcome = self.transact_twice(std::slice::from_mut(&mut job.job), None).await;
+                match &outcome {
+                    Err(failure) if failure.kind() == Kind::Locked => self.waiting.push_back(job),
+                    _ => job.job.answer(cause(&outcome)),
+                }
+            }
+        }
     }
 
-    /// Executes the jobs whose rows are no longer locked. Answers those that have waited for too long.
-    async fn retry(&mut self) {
+    /// Executes the jobs whose rows are no longer locked, as many as a transaction has. Answers those that have waited for too long.
+    /// `true`: there are more.
+    async fn retry(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            self.locked.clear();
+            return false;
+        }
         let waiting = Vec::from(std::mem::take(&mut self.waiting));
         let (store_timeout, locked) = (self.slot.connections().store_timeout, std::mem::take(&mut self.locked));
         let read = self.read_locked(&waiting, locked.into_iter().collect()).await;
-        let mut ready = Vec::new();
+        let (mut ready, mut claims, most) = (Vec::new(), 0, S::TRANSACTION_LIMIT.claims);
         for job in waiting {
             if job.job.is_cancelled() {
                 continue;
@@ -138,13 +152,16 @@ impl<S: Server> Worker<S> {
             if job.since.elapsed() >= store_timeout {
                 let failure = read.as_ref().err().cloned().unwrap_or_else(|| self.locked_row());
                 job.job.answer(Some(&failure));
-            } else if read.is_err() {
+            } else if read.is_err() || claims >= most {
                 self.waiting.push_back(job);
             } else {
-                ready.extend(self.unless_waiting(vec![job]));
+                let free = self.unless_waiting(vec![job]);
+                claims += free.iter().map(|job| job.job.claims()).sum::<usize>();
+                ready.extend(free);
             }
         }
         self.execute(ready).await;
+        claims >= most
     }
 
     /// Hands names off. The next check finds the names again that have a locked row.
@@ -186,14 +203,11 @@ impl<S: Server> Worker<S> {
     fn unless_waiting(&mut self, jobs: Vec<WaitingJob>) -> Vec<WaitingJob> {
         let mut ready = Vec::new();
         for job in jobs {
-            let is_locked = job
-                .job
-                .keys()
-                .iter()
-                .any(|key| self.locked.contains(&self.prefix.stored(key)));
-            if !is_locked && !self.waiting.iter().any(|earlier| job.job.must_follow(&earlier.job)) {
+            let is_locked = |key: &Key| self.locked.contains(&self.prefix.stored(key));
+            let has_locked = job.job.keys().into_iter().any(is_locked);
+            if !has_locked && !self.waiting.iter().any(|earlier| job.job.must_follow(&earlier.job)) {
                 ready.push(job);
-            } else if job.job.is_divisible() {
+            } else if has_locked && job.job.is_divisible(is_locked) {
                 job.job.answer(Some(&self.locked_row()));
             } else {
                 self.waiting.push_back(job);
