@@ -87,17 +87,29 @@ faults('mysql', {
         await run('ROLLBACK')
         await until('no statement waits', async () => (await rowWaits()) === 0)
         await run('CREATE TABLE heavy (id int PRIMARY KEY) ENGINE = InnoDB')
-        // The server ends the transaction that has changed less.
-        await run(
-          "BEGIN; INSERT INTO heavy SELECT seq FROM seq_1_to_500; SELECT 1 FROM locks WHERE name = 'n1' FOR UPDATE",
-        )
-        const before = await status('Innodb_deadlocks')
-        const call = later(locks.acquire(names))
-        await until('the call waits', rowWaits)
-        await run("SELECT 1 FROM locks WHERE name = 'n0' FOR UPDATE")
-        assert.equal(await status('Innodb_deadlocks'), before + 1)
-        await run('ROLLBACK; DROP TABLE heavy')
-        assert.equal(await (await call).release(), true)
+        const patient = await connect({ storeTimeoutMs: 20_000 })
+        let deadlocks = 0
+        await withQuery(async (watch) => {
+          const read = async (name) => Number((await watch(`SHOW GLOBAL STATUS LIKE '${name}'`))[0].Value)
+          const before = await read('Innodb_deadlocks')
+          // A call waits for 1 s at most: a slow machine may miss it.
+          for (let round = 0; round < 10 && deadlocks === 0; round++) {
+            // The server ends the transaction that has changed less.
+            await run(
+              "BEGIN; INSERT INTO heavy SELECT seq FROM seq_1_to_500; SELECT 1 FROM locks WHERE name = 'n1' FOR UPDATE",
+            )
+            const call = later(patient.acquire(names))
+            for (const end = performance.now() + 2000; performance.now() < end;) {
+              if (await read('Innodb_row_lock_current_waits')) break
+            }
+            await run("SELECT 1 FROM locks WHERE name = 'n0' FOR UPDATE")
+            deadlocks = (await read('Innodb_deadlocks')) - before
+            await run('ROLLBACK')
+            assert.equal(await (await call).release(), true)
+          }
+        })
+        assert.equal(deadlocks, 1)
+        await run('DROP TABLE heavy')
       })
     })
 
