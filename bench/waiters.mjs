@@ -48,7 +48,7 @@ export class Waiters {
   }
 
   #join(process) {
-    process.send({ what: 'join', ...this.#wait })
+    if (!this.#hasEnded) process.send({ what: 'join', ...this.#wait })
   }
 
   /**
