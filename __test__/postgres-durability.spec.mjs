@@ -7,6 +7,17 @@ import { withPostgres } from './postgres-client.mjs'
 import { skip } from './stores.mjs'
 import { later, sleep, until, waiting } from './tools.mjs'
 
+/** Starts a call that waits for the name `n`. */
+async function waiterOf(service) {
+  const waiter = { isServed: false, granted: service.acquire('n', { ttlMs: 60_000, waitMs: 60_000 }) }
+  waiter.granted.then(
+    () => (waiter.isServed = true),
+    () => {},
+  )
+  await waiting(service, 1)
+  return waiter
+}
+
 describe('postgres: durability', { concurrency: 1 }, () => {
   const test = (name, body) =>
     it(name, { timeout: 60_000 }, async (t) => {
@@ -45,7 +56,7 @@ describe('postgres: durability', { concurrency: 1 }, () => {
   test('a grant waits for standbys, and a release does not', async ({ connect, standbys, cancel }) => {
     const locks = await connect()
     const held = await Promise.all(['a', 'b', 'c'].map((name) => locks.acquire(name, { ttlMs: 60_000 })))
-    await standbys('nobody')
+    await standbys('absent')
     // One alone, and two that share a statement.
     assert.equal(await held[0].release(), true)
     assert.deepEqual(await Promise.all([held[1].release(), held[2].release()]), [true, true])
@@ -85,22 +96,17 @@ describe('postgres: durability', { concurrency: 1 }, () => {
     ]) {
       const what = `${names}, a waiter of ${service === locks ? 'the same' : 'another'} service`
       const held = await Promise.all(names.map((name) => locks.acquire(name, { ttlMs: 60_000 })))
-      let isServed = false
-      const waiter = service.acquire('n', { ttlMs: 60_000, waitMs: 60_000 }).then((lock) => {
-        isServed = true
-        return lock
-      })
-      await waiting(service, 1)
-      await standbys('nobody')
+      const waiter = await waiterOf(service)
+      await standbys('absent')
       const releases = later(Promise.all(held.map((lock) => lock.release())))
       await sleep(1000)
-      assert.equal(isServed, false, `no standby has it: ${what}`)
+      assert.equal(waiter.isServed, false, `no standby has it: ${what}`)
       await standbys('')
       assert.deepEqual(
         await releases,
         names.map(() => true),
       )
-      const next = await waiter
+      const next = await waiter.granted
       assert.ok(next.fencingToken > held[names.indexOf('n')].fencingToken)
       assert.equal(await next.release(), true)
     }
@@ -119,22 +125,17 @@ describe('postgres: durability', { concurrency: 1 }, () => {
       { service: locks, names: ['n'] },
     ]) {
       const held = await locks.acquire(names, { ttlMs: 60_000 })
-      let isServed = false
-      const waiter = service.acquire('n', { ttlMs: 60_000, waitMs: 60_000 }).then((lock) => {
-        isServed = true
-        return lock
-      })
-      await waiting(service, 1)
-      await standbys('nobody')
+      const waiter = await waiterOf(service)
+      await standbys('absent')
       const release = later(held.release())
       for (let count = 0; count < 2; count++) {
         await cancel()
         await sleep(400)
-        assert.equal(isServed, false, `no standby has it: ${names}`)
+        assert.equal(waiter.isServed, false, `no standby has it: ${names}`)
       }
       await standbys('')
       await release.catch(() => {})
-      const next = await waiter
+      const next = await waiter.granted
       assert.ok(next.fencingToken > held.fencingToken)
       assert.equal(await next.release(), true)
     }

@@ -133,12 +133,7 @@ fn ledger_of(
         }
         found.insert(name, ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?));
     }
-    if plan
-        .names
-        .iter()
-        .any(|(name, is_created)| *is_created && !found.contains_key(name))
-    {
-        // It would count as free.
+    if plan.lacks_row(&found) {
         return None;
     }
     session.begun = Begun { tickets, with_expired };

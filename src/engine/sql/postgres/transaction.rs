@@ -55,12 +55,7 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
             found.insert(name, row);
         }
     }
-    if plan
-        .names
-        .iter()
-        .any(|(name, is_created)| *is_created && !found.contains_key(name))
-    {
-        // It would count as free.
+    if plan.lacks_row(&found) {
         return Err(Failure::unexpected(session.connections(), "no row of a name"));
     }
     let positions: Outcome<Vec<Position>> = queue.iter().map(|row| position(session, row, process)).collect();

@@ -12,7 +12,7 @@ use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::{Notification, StoredName};
+use crate::engine::sql::ledger::{Notification, Row, StoredName};
 use crate::model::{Claim, Key};
 
 /// The names and owners of the calls of a transaction.
@@ -101,6 +101,12 @@ impl Plan {
 
     pub(super) fn is_empty(&self) -> bool {
         self.names.is_empty()
+    }
+
+    /// Whether a row that was created is not among those that were read. Its name would count as free.
+    pub(in crate::engine::sql) fn lacks_row(&self, found: &BTreeMap<StoredName, Row>) -> bool {
+        let mut names = self.names.iter();
+        names.any(|(name, is_created)| *is_created && !found.contains_key(name))
     }
 
     /// Returns how many positions of each name are read: each call removes one at most, so that the first two are still known

@@ -216,6 +216,12 @@ pub(in crate::engine::sql) async fn claims_are_released_beside_one_with_a_locked
     }
     database.execute("BEGIN").await;
     database.execute("UPDATE locks SET pid = 1 WHERE name = 'n7'").await;
+    // It ends with the store timeout.
+    let renewing = tokio::spawn({
+        let (engine, locked) = (engine.clone(), claims[7].clone());
+        async move { engine.renew(&locked, locked.ttl).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
     let releasing = tokio::spawn({
         let engine = engine.clone();
         async move { engine.release_all(&claims, &mut |_, _| {}).await }
@@ -224,28 +230,34 @@ pub(in crate::engine::sql) async fn claims_are_released_beside_one_with_a_locked
         engine.list("", PAGE).await.unwrap().len() == 1
     })
     .await;
-    assert!(!releasing.is_finished());
+    assert!(!releasing.is_finished() && !renewing.is_finished());
     database.execute("COMMIT").await;
     releasing.await.unwrap();
 }
 
-/// The lease before a waiter has ended, and its row is locked. The attempts to hand it off do not delay the calls for other names.
+/// The leases before two waiters have ended, and the row of one is locked. The other name is handed off, and calls for other names are
+/// answered.
 pub(in crate::engine::sql) async fn a_locked_row_before_a_waiter_delays_no_other_call_for_long<D: TestDatabase>(
     database: &mut D,
 ) {
     let engine = database.engine().await;
-    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
-    acquire(&engine, &holder).await;
-    let _subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
-    busy(&engine, &waiter).await;
-    let ended = D::ago(1);
+    let mut subscriptions = Vec::new();
+    for name in ["n", "m"] {
+        let waiter = waiting(&[name]);
+        acquire(&engine, &claim(&[name])).await;
+        subscriptions.push(engine.subscribe(&waiter, &key(name)).await.unwrap());
+        busy(&engine, &waiter).await;
+    }
+    database.execute("BEGIN").await;
     database
-        .execute(&format!("UPDATE locks SET expires_at = {ended} WHERE name = 'n'"))
+        .execute(&format!("UPDATE locks SET expires_at = {}", D::ago(1)))
         .await;
+    database.execute("COMMIT").await;
     database.execute("BEGIN").await;
     database
         .execute("SELECT name FROM locks WHERE name = 'n' FOR UPDATE")
         .await;
+    notified(&mut subscriptions[1]).await;
     for _ in 0..4 {
         let pair = claim(&["a", "b"]);
         let acquired = tokio::time::timeout(Duration::from_secs(10), engine.try_acquire(&pair)).await;
@@ -256,8 +268,8 @@ pub(in crate::engine::sql) async fn a_locked_row_before_a_waiter_delays_no_other
     database.execute("ROLLBACK").await;
 }
 
-/// Another program inserts the row of a new name, and has not committed: this row cannot be read. Calls that share a transaction with an
-/// attempt for the name do not fail with it.
+/// Another program inserts the rows of new names, and has not committed: they cannot be read. Calls that share a transaction with an attempt
+/// for such a name do not fail with it.
 pub(in crate::engine::sql) async fn an_uncommitted_row_delays_other_calls_once<D: TestDatabase>(database: &mut D) {
     let engine = database.engine().await;
     let pairs = [claim(&["a", "b"]), claim(&["c", "d"])];
@@ -266,13 +278,17 @@ pub(in crate::engine::sql) async fn an_uncommitted_row_delays_other_calls_once<D
     }
     database.execute("BEGIN").await;
     let ended = D::ago(1);
-    database
-        .execute(&format!(
-            "INSERT INTO locks (name, fence, expires_at, since) VALUES ('new', 1, {ended}, {ended})"
-        ))
-        .await;
-    let attempts = [claim(&["new"]), claim(&["new", "e"])].map(|ours| attempting(&engine, &ours));
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    for name in ["new1", "new2"] {
+        database
+            .execute(&format!(
+                "INSERT INTO locks (name, fence, expires_at, since) VALUES ('{name}', 1, {ended}, {ended})"
+            ))
+            .await;
+    }
+    let first = attempting(&engine, &claim(&["new1", "e"]));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // They share the next transaction.
+    let attempts = [first, attempting(&engine, &claim(&["new2", "f"]))];
     let renewed = join_all(pairs.iter().map(|pair| engine.renew(pair, pair.ttl))).await;
     assert!(
         renewed.iter().all(|one| matches!(one, Ok(Renewed::Extended))),
