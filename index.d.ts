@@ -37,8 +37,9 @@ export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOS
 export interface AcquireOptions {
   /**
    * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
-   * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis a
-   * hand-off grants a waiter at most the first 2 s; a renewal extends the lease to `ttlMs` some 10 ms later.
+   * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis, PostgreSQL, MySQL
+   * and a MongoDB replica set a hand-off grants a waiter at most the first 2 s; a renewal extends the lease to `ttlMs` some 10 ms later,
+   * on MySQL after the poll that reads the grant.
    * @default 30000
    */
   ttlMs?: Duration | undefined
@@ -189,7 +190,10 @@ export interface WatchOptions {
  * each connection.
  */
 export interface TlsOptions {
-  /** The certificate authorities to trust instead of the system's, as PEM text. */
+  /**
+   * The certificate authorities to trust, as PEM text: on MySQL and MariaDB in addition to the system's, on Redis and PostgreSQL instead
+   * of the system's, on MongoDB instead of Mozilla's list.
+   */
   ca?: string | undefined
   /** The path of the file with `ca`. */
   caFile?: string | undefined
@@ -217,7 +221,7 @@ export interface TlsOptions {
 export interface Login {
   /**
    * The user name.
-   * @default the default user of the server
+   * @default on Redis the user `default`; on PostgreSQL that of `PGUSER`, or the operating system's user of the process
    */
   username?: string | undefined
   password: string
@@ -247,7 +251,7 @@ export interface ConnectOptions {
   username?: string | undefined
   /**
    * The password for Redis, MongoDB, PostgreSQL or MySQL, not percent-encoded; for Redis and PostgreSQL also a function that returns it,
-   * which is called like `credentials`.
+   * which is called like `credentials`. The URL may have the user name.
    */
   password?: string | (() => string | Promise<string>) | undefined
   /**
@@ -269,8 +273,9 @@ export interface ConnectOptions {
    */
   connectMs?: Duration | undefined
   /**
-   * Connect at the first call instead of in `connect`. If that fails, the call rejects, and the next call tries again. The time to
-   * connect is not a part of `waitMs`, and `onStoreError` applies after it.
+   * Connect at the first call instead of in `connect`. If that fails, the call rejects, and the next call tries again. With
+   * `onStoreError: 'wait'` the call tries again itself for `waitMs`. The time of an attempt to connect is not a part of `waitMs`, unless
+   * it fails.
    * @default false
    */
   lazy?: boolean | undefined
@@ -285,8 +290,9 @@ export interface ConnectOptions {
    */
   collection?: string | undefined
   /**
-   * The table in SQLite, PostgreSQL and MySQL (in the last two also `schema.table`), and the beginning of the names of the tables
-   * that belong to it. Other stores reject it, except `memory:`.
+   * The table in SQLite, PostgreSQL and MySQL, and the beginning of the names of the tables that belong to it: 1 to 51 letters, digits
+   * and underscores, not starting with a digit (SQLite: or with `sqlite_`). On PostgreSQL and MySQL it may be two such names:
+   * `schema.table`. Other stores reject it, except `memory:`.
    * @default 'locks'
    */
   table?: string | undefined
@@ -309,7 +315,7 @@ export interface ConnectOptions {
    * functions make one attempt, and their leases are not renewed.
    */
   defaults?: Defaults | undefined
-  /** TLS settings. */
+  /** TLS settings. Rejected with a URL that has no TLS: `redis://`, `sslmode=disable`, `ssl-mode=DISABLED`, `sqlite:`. */
   tls?: TlsOptions | undefined
   /** Receives the events of this service. An error that it throws is emitted as a `HoldfastWarning`, and has no other effect. */
   onEvent?: ((event: LockEvent) => void) | undefined
@@ -551,8 +557,8 @@ export declare class Lock implements AsyncDisposable {
   get fencingToken(): bigint;
   /**
    * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
-   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis it is at most
-   * 2000, until a renewal extends the lease to its ttl.
+   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+   * MySQL or a MongoDB replica set it is at most 2000, until a renewal extends the lease to its ttl.
    */
   get remainingMs(): number;
   /** Whether the lease is held: `remainingMs` is not 0. Computed at each read, so also right after the process was suspended. */

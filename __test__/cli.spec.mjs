@@ -5,10 +5,13 @@ import { existsSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSy
 import { createServer } from 'node:net'
 import { join } from 'node:path'
 import { describe, test } from 'node:test'
+import { redisTls } from '../scripts/certificates.mjs'
+import { freePort, locateRedis, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
-import { CLI, cli, folder, isInstalled, locks, start, stateOf, TIMEOUT_MS } from './cli.mjs'
+import { CLI, cli, folder, isInstalled, locks, start, stateOf, TIMEOUT_MS, url } from './cli.mjs'
+import { withMongo } from './mongodb-client.mjs'
 import { startProxy } from './proxy.mjs'
-import { missing, serverUrl, skip } from './stores.mjs'
+import { canStartServer, missing, random, serverUrl, skip } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
 describe('holdfast run', { concurrency: 4 }, () => {
@@ -426,5 +429,65 @@ describe('holdfast', { concurrency: 4 }, () => {
     writeFileSync(join(folder, '_holdfast'), readFileSync(join(folder, 'completion.zsh')))
     const first = `fpath=('${folder}'); autoload -Uz _holdfast; compadd() { print -- "$@" }; _files() {}; words=(holdfast ''); CURRENT=2; _holdfast`
     assert.match(execFileSync('zsh', ['-f', '-c', first], { encoding: 'utf8' }), /^-- run ls /)
+  })
+})
+
+describe('the store of a service', { concurrency: 2 }, () => {
+  /** Asserts that a lock of a service and one of the command line exclude each other, only with these arguments. */
+  const excludes = async (service, args, other) => {
+    const name = `of:${random()}`
+    await service.using(name, async () => {
+      const busy = await cli('run', ...args, name, '--', 'echo', 'never')
+      assert.deepEqual([busy.code, busy.stdout], [75, ''])
+      assert.match((await cli('ls', ...args, name)).stdout, new RegExp(name))
+      assert.deepEqual(await cli('run', ...other, name, '--', 'echo', 'ran'), { code: 0, stdout: 'ran\n', stderr: '' })
+    })
+    await service.close()
+  }
+
+  test('--table', { timeout: TIMEOUT_MS }, async () => {
+    await excludes(await LockService.connect(url, { table: 'jobs' }), ['--table', 'jobs'], [])
+    const { code, stderr } = await cli('ls', '--table', 'app.jobs')
+    assert.equal(code, 64)
+    assert.match(stderr, /^holdfast: table must be 1 to 51 letters, digits and underscores, .*"app\.jobs"\n/)
+    assert.match((await cli('ls', '--table', 'x', '--url', 'redis://h')).stderr, /^holdfast: table must be absent for/)
+  })
+
+  test('--collection and --key-prefix', { timeout: TIMEOUT_MS }, async (t) => {
+    const reason = missing('mongodb')
+    if (reason) return skip(t, reason)
+    const [server, collection] = [String(serverUrl('mongodb')), `cli_${random()}`]
+    const other = ['--url', server, '--key-prefix', 'p:']
+    const service = await LockService.connect(server, { collection, keyPrefix: 'p:' })
+    t.after(() => withMongo(server, (client) => client.db().dropCollection(collection)))
+    await excludes(service, [...other, '--collection', collection], [...other, '--collection', `${collection}_2`])
+    await withMongo(server, (client) => client.db().dropCollection(`${collection}_2`))
+  })
+
+  test('--ca-file, or SSL_CERT_FILE', { timeout: TIMEOUT_MS }, async (t) => {
+    if (!(await canStartServer(t, 'redis', locateRedis))) return
+    const tls = await redisTls().catch((error) => skip(t, `no openssl: ${error.message}`))
+    if (!tls) return
+    t.after(() => tls.remove())
+    const port = await freePort()
+    const args = tls.settings(port).flatMap(([name, value]) => [`--${name}`, value])
+    const server = await startRedis({ args }).catch(() => skip(t, 'this Redis has no TLS'))
+    if (!server) return
+    t.after(() => server.stop())
+    const secured = `rediss://127.0.0.1:${port}`
+    const refused = await cli('ls', '--url', secured)
+    assert.equal(refused.code, 69)
+    assert.match(refused.stderr, /authority that is not trusted here/)
+    assert.equal((await cli('ls', '--url', secured, '--ca-file', tls.caFile)).code, 0)
+    assert.equal((await start(['ls', '--url', secured], { SSL_CERT_FILE: tls.caFile }).ended).code, 0)
+    const withoutTls = /** @type {[string, RegExp][]} */ ([
+      [server.url, /^holdfast: target must begin with rediss:\/\/ .*got a URL without TLS\n/],
+      [url, /^holdfast: tls must be absent for a store other than .*got a URL of sqlite:\n/],
+    ])
+    for (const [target, message] of withoutTls) {
+      const { code, stderr } = await cli('ls', '--url', target, '--ca-file', tls.caFile)
+      assert.equal(code, 64)
+      assert.match(stderr, message)
+    }
   })
 })

@@ -64,7 +64,28 @@ describe('arguments of connect', () => {
     'host and url': [[{ host: 'h', url: 'redis://h' }], /^host must be absent with a URL/],
     'port without host': [[{ port: 6379 }], /^port must be a part of the URL, or be set together with host/],
     'a port as text': [[{ host: 'h', port: '6379' }], /^port must be a whole number from 1 to 65535, got "6379"$/],
+    'a text as database, without a URL': [
+      [{ host: 'h', database: 'shop' }],
+      /^database must be a whole number .*form for Redis\. Other stores take a URL, such as postgres:.*got "shop"$/,
+    ],
     'two logins': [['redis://u:secret@h', { password: 'p' }], /^password must be absent with a login in the URL/],
+    'two logins for PostgreSQL': [
+      ['postgres://u:secret@h/d', { password: () => 'p' }],
+      /^password must be absent with a login in the URL/,
+    ],
+    'two logins for MySQL': [['mysql://u:@h/d', { password: 'p' }], /^password must be absent with a login in the URL/],
+    'two user names': [
+      ['redis://u@h', { username: 'u', password: 'p' }],
+      /^username must be absent with a login in the URL/,
+    ],
+    'URLs with different user names, and a password': [
+      [['redis://u@a', 'redis://u@b', 'redis://v@c'], { password: 'p' }],
+      /^password must be absent with a login in the URL/,
+    ],
+    'credentials for a URL with a user name': [
+      ['redis://u@h', { credentials: () => {} }],
+      /^credentials must be absent with a login in the URL/,
+    ],
     'two kinds of login': [
       ['redis://h', { password: 'p', credentials: () => {} }],
       /^credentials must be absent with password/,
@@ -78,6 +99,19 @@ describe('arguments of connect', () => {
       ['mongodb://h', { credentials: async () => ({ password: 'p' }) }],
       /^credentials must be absent for a store other than Redis.*MONGODB-X509/,
     ],
+    ...Object.fromEntries(
+      ['mongodb://h', 'mysql://h/d', 'mariadb://u@h/d'].map((url) => [
+        `a function as password for ${url}`,
+        [
+          [url, { password: async () => 'secret' }],
+          /^password must be a string for MongoDB and MySQL: a function is for Redis and PostgreSQL, got a function$/,
+        ],
+      ]),
+    ),
+    'TLS settings for SQLite': [
+      ['sqlite:/tmp/never.sqlite', { tls: { caFile: '/etc/ca.pem' } }],
+      /^tls must be absent for a store other than Redis, MongoDB, PostgreSQL and MySQL, got a URL of sqlite:$/,
+    ],
     'a Unix socket without a path': [['redis+unix://host/path.sock'], /redis\+unix:\/\/\/PATH/],
   }
   for (const [what, [args, message]] of Object.entries(cases)) {
@@ -85,6 +119,15 @@ describe('arguments of connect', () => {
       const error = await rejects(connectWith(...args), 'LOCK_INVALID_ARGUMENT', { retryable: false })
       assert.match(error.message, message)
       assert.doesNotMatch(error.message, /secret/)
+    })
+  }
+})
+
+describe('a user name in the URL and the option password are one login', () => {
+  for (const scheme of ['redis', 'valkey+cluster', 'redis+sentinel', 'mongodb', 'postgres', 'mysql']) {
+    it(scheme, async () => {
+      const url = `${scheme}://u%40v@127.0.0.1:1/0`
+      await rejects(LockService.connect(url, { password: 'p', storeTimeoutMs: 500 }), 'LOCK_STORE')
     })
   }
 })

@@ -11,7 +11,7 @@ import { freePort, locateMongod, locateRedis, startMongod, startRedis } from '..
 import { LockService } from '../index.js'
 import { openRedis } from './redis-client.mjs'
 import { canStartServer, connectWith, random } from './stores.mjs'
-import { INDEX, rejects, sleep, until } from './tools.mjs'
+import { INDEX, later, output, rejects, sleep, until } from './tools.mjs'
 
 const run = promisify(execFile)
 
@@ -54,6 +54,12 @@ describe('logins', { concurrency: 2 }, () => {
       await lock.release()
       await assertWorks(await connect(`valkey://127.0.0.1:${server.port}`, { password: 'p@ss/w:rd' }))
       await assertWorks(await connect({ ...address, password: async () => 'p@ss/w:rd' }))
+      const admin = openRedis({ ...address, password: 'p@ss/w:rd' })
+      await admin.call('ACL', 'SETUSER', 'me@work', 'on', '>p@ss', '~*', '&*', '+@all')
+      admin.disconnect()
+      const ofUser = `redis://me%40work@127.0.0.1:${server.port}`
+      for (const password of ['p@ss', async () => 'p@ss']) await assertWorks(await connect(ofUser, { password }))
+      await rejects(connect(ofUser, { password: 'p@ss/w:rd' }), 'LOCK_STORE', { retryable: false })
       await rejects(connect(address), 'LOCK_STORE', { retryable: false })
     },
   )
@@ -92,6 +98,10 @@ describe('logins', { concurrency: 2 }, () => {
           throw new Error('no vault')
         },
         /no vault$/,
+      ],
+      [
+        () => ({ user: 'x', password: 'y' }),
+        /must return \{ username\?, password \}, got an object with the unknown key "user"$/,
       ],
       [() => ({ password: 5 }), /must return \{ username\?, password \} with strings, got an object$/],
       [() => new Promise(() => {}), /were not there within 1000 ms$/],
@@ -286,6 +296,43 @@ for (const [kind, { locate, start }] of Object.entries(STORES)) {
       assert.deepEqual((await Promise.all(served)).sort(), [1, 2, 3, 4])
     })
 
+    test('lazy, onStoreError: a call waits for a server that is not there', async (server, options, t) => {
+      await server.kill()
+      const lazy = async (more = {}) => {
+        const locks = await LockService.connect(server.url, { ...options, storeTimeoutMs: 500, lazy: true, ...more })
+        t.after(() => locks.close())
+        return locks
+      }
+      /** @type {import('../index.js').AcquireOptions} */
+      const forever = { waitMs: Infinity, onStoreError: 'wait' }
+      const locks = await lazy()
+      const started = performance.now()
+      await rejects(locks.acquire('n', { ...forever, waitMs: 3000 }), 'LOCK_STORE', { retryable: true })
+      const took = performance.now() - started
+      assert.ok(took >= 2990 && took < 20_000, `${took} ms`)
+      const defaults = { waitMs: 3000, onStoreError: /** @type {const} */ ('wait') }
+      const withDefaults = await lazy({ defaults })
+      const waits = later(withDefaults.using('n', (lock) => lock.isHeld))
+      await rejects(withDefaults.acquire('n', { onStoreError: 'fail' }), 'LOCK_STORE', { retryable: true })
+      await rejects(withDefaults.tryAcquire('n'), 'LOCK_STORE', { retryable: true })
+      assert.ok(performance.now() - started < took + 3000)
+      await rejects(waits, 'LOCK_STORE', { retryable: true })
+
+      const controller = new AbortController()
+      const aborted = later(locks.acquire('n', { ...forever, signal: controller.signal }))
+      const closed = await lazy()
+      const ended = later(closed.acquire('n', forever))
+      const served = [1, 2].map((n) => later(locks.using('n', { ...forever, waitMs: '1m' }, () => n)))
+      await sleep(1500)
+      const reason = new Error('stopped')
+      controller.abort(reason)
+      await assert.rejects(aborted, reason)
+      await closed.close()
+      await rejects(ended, 'LOCK_CLOSED')
+      await server.restart()
+      assert.deepEqual(await Promise.all(served), [1, 2])
+    })
+
     test('onStoreError: a call waits through an outage of 8 s', async (server, options, t) => {
       const locks = await LockService.connect(server.url, options)
       t.after(() => locks.close())
@@ -306,6 +353,15 @@ for (const [kind, { locate, start }] of Object.entries(STORES)) {
     })
   })
 }
+
+it('lazy, onStoreError: a call that waits keeps the process alive, and an election with unref does not', async () => {
+  const connected = `
+    import { LockService } from ${JSON.stringify(INDEX)}
+    const locks = await LockService.connect('redis://127.0.0.1:1', { lazy: true })`
+  const call = `await locks.acquire('n', { waitMs: 1500, onStoreError: 'wait' }).catch(({ code }) => console.log(code))`
+  assert.equal(await output(`${connected}\n${call}`), 'LOCK_STORE')
+  assert.equal(await output(`${connected}\nlocks.elect('n', { unref: true }, () => {})`), '')
+})
 
 describe('HOLDFAST_DEBUG', () => {
   let port

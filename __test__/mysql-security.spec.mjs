@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
+import { start } from './cli.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
 import { INDEX, later, output, rejects, until } from './tools.mjs'
@@ -90,6 +91,16 @@ describe('mysql: TLS and logins', { concurrency: 1 }, () => {
     }
   })
 
+  test('SSL_CERT_FILE has the authorities of the system, and --ca-file of the command line is tls.caFile', async () => {
+    assert.equal((await start(['ls', '--url', url()]).ended).code, 69)
+    assert.equal((await start(['ls', '--url', url(), '--ca-file', file('ca.crt')]).ended).code, 0)
+    assert.equal((await start(['ls', '--url', url()], { SSL_CERT_FILE: file('ca.crt') }).ended).code, 0)
+    const disabled = url({ login: `app:${ENCODED}`, query: '?ssl-mode=DISABLED' })
+    const { code, stderr } = await start(['ls', '--url', disabled, '--ca-file', file('ca.crt')]).ended
+    assert.equal(code, 64)
+    assert.match(stderr, /^holdfast: tls contradicts the target, got ssl-mode=DISABLED in the URL\n/)
+  })
+
   test('tls.insecure accepts any certificate, ssl-mode=DISABLED has no TLS', async () => {
     await use(url({ host: '127.0.0.1' }), { tls: { insecure: true } })
     await refused(/\[1045\] .*a user that requires TLS needs ssl-mode=REQUIRED/i, url({ query: '?ssl-mode=DISABLED' }))
@@ -152,6 +163,7 @@ describe('mysql: TLS and logins', { concurrency: 1 }, () => {
   test('passwords of the URL and of options', async () => {
     const disabled = '?ssl-mode=DISABLED'
     await use(`mysql://localhost:${server.port}/holdfast${disabled}`, { username: 'app', password: PASSWORD })
+    await use(url({ login: 'app', query: disabled }), { password: PASSWORD })
     await refused(/\[1045\] .*check the user name and the password/, url({ login: 'app:wrong', query: disabled }))
   })
 

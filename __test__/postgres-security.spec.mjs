@@ -7,6 +7,7 @@ import { after, before, describe, it } from 'node:test'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { locatePostgres, startPostgres } from '../scripts/postgres.mjs'
 import { LockService } from '../index.js'
+import { start } from './cli.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
 import { INDEX, later, output, rejects, until } from './tools.mjs'
@@ -122,6 +123,16 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     }
   })
 
+  test('SSL_CERT_FILE has the authorities of the system, and --ca-file of the command line is tls.caFile', async () => {
+    const to = named('')
+    assert.equal((await start(['ls', '--url', to]).ended).code, 69)
+    assert.equal((await start(['ls', '--url', to, '--ca-file', file('ca.crt')]).ended).code, 0)
+    assert.equal((await start(['ls', '--url', to], { SSL_CERT_FILE: file('ca.crt') }).ended).code, 0)
+    const { code, stderr } = await start(['ls', '--url', url({ query: disable }), '--ca-file', file('ca.crt')]).ended
+    assert.equal(code, 64)
+    assert.match(stderr, /^holdfast: tls contradicts the target, got sslmode=disable in the URL\n/)
+  })
+
   test('tls.insecure accepts any certificate, sslmode=disable has no TLS', async () => {
     assert.equal(await use(url(), { tls: { insecure: true } }), true)
     assert.equal(await use(url({ query: '?sslmode=disable' })), false)
@@ -215,6 +226,7 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     await use(url({ login: `app:${ENCODED}`, query: disable }))
     const address = `postgres://127.0.0.1:${server.port}/postgres${disable}`
     await use(address, { username: 'app', password: PASSWORD })
+    for (const password of [PASSWORD, () => PASSWORD]) await use(url({ login: 'app', query: disable }), { password })
     const variables = {
       PGHOST: '127.0.0.1',
       PGPORT: String(server.port),

@@ -102,8 +102,15 @@ const EXPECTED = [
   ['docs/faq.md', 'transferable()', ...prints('true\n')],
   ['docs/from/redlock.md', 'ExecutionError', ...does('sendReport', 0)],
   ['docs/from/advisory-locks.md', 'job:42', ...does('sendReport', 1)],
-  ['docs/from/advisory-locks.md', 'late.rowCount', ...prints('1\n0\n')],
-  ['docs/from/advisory-locks.md', 'late.affectedRows', ...prints('1 0\n')],
+  // Twice: the table may be there already.
+  ['docs/from/advisory-locks.md', 'new DataSource', { times: 2 }, ({ stdout }) => assert.equal(stdout, '')],
+  ['docs/from/advisory-locks.md', 'late.rowCount', { times: 2 }, ({ stdout }) => assert.equal(stdout, '1\n0\n1\n0\n')],
+  [
+    'docs/from/advisory-locks.md',
+    'late.affectedRows',
+    { times: 2 },
+    ({ stdout }) => assert.equal(stdout, '1 0\n1 0\n'),
+  ],
   ['docs/from/shedlock.md', "'14m'", ...prints('done\n')],
 ]
 const expectationsOf = ({ document, code }) =>

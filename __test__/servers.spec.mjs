@@ -25,8 +25,7 @@ test(
     const urls = Object.values(KINDS).flatMap((kind) =>
       'server' in kind ? [[kind.server, 'redis://nowhere.invalid']] : [],
     )
-    const of = { ...Object.fromEntries(urls), HOLDFAST_TEST_PGBOUNCER_URL: 'postgres://nowhere.invalid' }
-    const env = { ...process.env, ...of, PATH: '', LD_LIBRARY_PATH: '/of/the/caller' }
+    const env = { ...process.env, ...Object.fromEntries(urls), PATH: '', LD_LIBRARY_PATH: '/of/the/caller' }
     const servers = join(folder, 'scripts', 'servers.mjs')
     // Twice: the first run writes the script that sets the folder of the libraries.
     for (const port of ['1', '2']) {

@@ -13,6 +13,7 @@ import { withMongo } from './mongodb-client.mjs'
  * - `engine`: its name in errors.
  * - `ordered`: whether it serves the waiters of all processes in the order of arrival.
  * - `server`: the variable with the URL of the server, if the store needs one; several URLs are separated by commas.
+ * - `query`: what the tests append to this URL.
  */
 export const KINDS = {
   memory: { engine: 'memory', ordered: true },
@@ -24,6 +25,14 @@ export const KINDS = {
   mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
   'mongodb-replica-set': { engine: 'mongodb', ordered: true, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
   postgres: { engine: 'postgres', ordered: true, server: 'HOLDFAST_TEST_POSTGRES_URL' },
+  // Behind PgBouncer in transaction mode, which the service detects, or which its URL declares.
+  'postgres-pooler': { engine: 'postgres', ordered: true, server: 'HOLDFAST_TEST_PGBOUNCER_URL' },
+  'postgres-pooler-declared': {
+    engine: 'postgres',
+    ordered: true,
+    server: 'HOLDFAST_TEST_PGBOUNCER_URL',
+    query: '?pooler=transaction',
+  },
   mysql: { engine: 'mysql', ordered: true, server: 'HOLDFAST_TEST_MYSQL_URL' },
 }
 
@@ -32,8 +41,9 @@ export const random = () => randomBytes(6).toString('hex')
 
 /** Returns the URL of a kind's test server, or a list of URLs. */
 export function serverUrl(kind) {
-  const { server } = KINDS[kind]
+  const { server, query } = KINDS[kind]
   const url = process.env[server]
+  if (url && query) return `${url}${query}`
   // A single URL may contain commas, too: between the nodes of a cluster.
   return server?.endsWith('_URLS') ? url?.split(',') : url
 }

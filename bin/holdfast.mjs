@@ -16,6 +16,9 @@ import { top } from './cli/top.mjs'
 const COMMON = {
   url: 'URL  the store; default: HOLDFAST_URL, or the embedded store of this user',
   'key-prefix': 'TEXT  the prefix of every name in the store; default: "lock:" on Redis, none elsewhere',
+  table: 'TEXT  the table in SQLite, PostgreSQL and MySQL; default: locks',
+  collection: 'TEXT  the collection in MongoDB; default: locks',
+  'ca-file': 'PATH  the PEM file of the certificate authority of the store, for TLS',
   help: ' shows this text',
 }
 const JSON_OPTION = ' one JSON value per line'

@@ -504,8 +504,8 @@ class Lock {
     }
     /**
      * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
-     * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis it is at most
-     * 2000, until a renewal extends the lease to its ttl.
+     * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+     * MySQL or a MongoDB replica set it is at most 2000, until a renewal extends the lease to its ttl.
      */
     get remainingMs() {
         return native.remainingMs(this.#id);
@@ -1075,8 +1075,8 @@ async function execute(connection, first, second, third, run) {
 }
 
 /** The first pause before a further campaign; each further one is twice as long. In milliseconds. */
-const FIRST_PAUSE_MS = 100;
-const LONGEST_PAUSE_MS = 30_000;
+const FIRST_PAUSE_MS$1 = 100;
+const LONGEST_PAUSE_MS$1 = 30_000;
 /** After a shorter leadership a pause follows, whatever ended it. */
 const SHORT_MS = 1000;
 /** A leadership that lasted for this long makes the next pause the first one again. */
@@ -1109,7 +1109,7 @@ class Election {
     /** Cancels the wait for the leadership. */
     #stopper = new AbortController();
     #term;
-    #pauseMs = FIRST_PAUSE_MS;
+    #pauseMs = FIRST_PAUSE_MS$1;
     /** The ticket of the pause between two campaigns. */
     #pauseTicket;
     constructor(connection, name, second, third) {
@@ -1223,7 +1223,7 @@ class Election {
             catch (thrown) {
                 if (this.#stopper.signal.aborted)
                     return null;
-                // The store was not reached, as at the first call of a `lazy` service.
+                // For example, the grant arrived after the end of its lease.
                 if (!isLockError(thrown, 'LOCK_STORE') || !thrown.retryable)
                     throw thrown;
                 await this.#pause();
@@ -1258,7 +1258,7 @@ class Election {
             await this.#report(failure.thrown);
         const lastedMs = await lasting;
         if (lastedMs >= STEADY_MS)
-            this.#pauseMs = FIRST_PAUSE_MS;
+            this.#pauseMs = FIRST_PAUSE_MS$1;
         if (hasEndedItself || lastedMs < SHORT_MS)
             await this.#pause();
     }
@@ -1277,7 +1277,7 @@ class Election {
         if (this.#stopper.signal.aborted)
             return;
         const ms = this.#pauseMs * (0.75 + Math.random() / 2);
-        this.#pauseMs = Math.min(2 * this.#pauseMs, LONGEST_PAUSE_MS);
+        this.#pauseMs = Math.min(2 * this.#pauseMs, LONGEST_PAUSE_MS$1);
         const ticket = (this.#pauseTicket = newTicket());
         await native.pause(ms, ticket, this.#options.unref === true);
         this.#pauseTicket = undefined;
@@ -1322,6 +1322,8 @@ const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecur
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect'];
 const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE or sqlite:PATH ' +
     '(or set HOLDFAST_URL)';
+const OTHER_STORE = 'for a store other than Redis, MongoDB, PostgreSQL and MySQL';
+const ONLY_REDIS = ': host, port and database are the form for Redis. Other stores take a URL, such as postgres://HOST:5432/DATABASE';
 /** The variables of PostgreSQL's tools that have what a URL leaves out. */
 const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ');
 /** Rejects a target that is present but empty: probably a setting is missing, and the local store is not what is meant. */
@@ -1356,13 +1358,16 @@ function connectionOf(target, second, isPresent) {
         options = fields('options', second, CONNECT) ?? {};
     }
     const tls = fields('tls', options['tls'], TLS);
-    const { login, credentials } = loginOf(options);
-    const server = serverOf(options, urls, tls !== undefined);
-    const config = { urls: (server ?? urlsOf(urls)).map(login), defaults: {}, events: false };
+    const located = withUserOf(serverOf(options, urls, tls !== undefined) ?? urlsOf(urls), options);
+    const { login, credentials } = loginOf({ ...options, ...located.login });
+    const config = { urls: located.urls.map(login), defaults: {}, events: false };
     if (config.urls.length === 0) {
         const [name] = [...LOGIN, 'tls'].filter((name) => options[name] !== undefined);
         if (name !== undefined)
             throw invalid(name, 'must be absent without a URL or a host', 'an options object without one');
+    }
+    if (tls !== undefined && config.urls.some((url) => url.startsWith('sqlite:'))) {
+        throw invalid('tls', `must be absent ${OTHER_STORE}`, 'a URL of sqlite:');
     }
     if (config.urls.length === 0)
         warnOfEmbedded();
@@ -1457,10 +1462,11 @@ function warnOfEmbedded() {
     warn('HOLDFAST_EMBEDDED_STORE', 'LockService.connect() has no target, and HOLDFAST_URL is not set: locks are in the embedded store, a file that only the ' +
         'processes of this machine and user share. Set HOLDFAST_URL or pass a URL; pass `sqlite:PATH` if this is intended.');
 }
-function wholeNumber(argument, value, from, to) {
+/** Checks a whole number. `note` ends the rule in the message. */
+function wholeNumber(argument, value, from, to, note = '') {
     if (Number.isInteger(value) && value >= from && value <= to)
         return value;
-    throw invalid(argument, `must be a whole number from ${from} to ${to}`, describe(value));
+    throw invalid(argument, `must be a whole number from ${from} to ${to}${note}`, describe(value));
 }
 /** Returns the URL of `host`, `port` and `database`. `undefined`: the options have no host. */
 function serverOf(options, urls, secure) {
@@ -1479,8 +1485,27 @@ function serverOf(options, urls, secure) {
     }
     const address = name.includes(':') ? `[${name}]` : name;
     const number = port === undefined ? 6379 : wholeNumber('port', port, 1, 65_535);
-    const path = database === undefined ? 0 : wholeNumber('database', database, 0, 999_999_999);
+    const path = database === undefined ? 0 : wholeNumber('database', database, 0, 999_999_999, ONLY_REDIS);
     return [`redis${secure ? 's' : ''}://${address}:${number}/${path}`];
+}
+/** Returns URLs. If they have a user and no password, and the options have only a password: the URLs without the user, and the user. */
+function withUserOf(urls, options) {
+    if (options['password'] === undefined || options['username'] !== undefined)
+        return { urls };
+    const parts = urls.map((url) => /^([\w+]+:\/\/)([^:/?#@]+)@([^@]*)$/.exec(url));
+    const [user] = parts.map((part) => part?.[2]);
+    if (user === undefined || parts.some((part) => part?.[2] !== user))
+        return { urls };
+    return { urls: parts.map((part) => part[1] + part[3]), login: { username: decoded(user) } };
+}
+/** Returns a part of a URL without its percent-encoding. An invalid one stays unchanged. */
+function decoded(part) {
+    try {
+        return decodeURIComponent(part);
+    }
+    catch {
+        return part;
+    }
 }
 /** Returns a function that adds the login of the options to a URL, or the function that provides it for each connection. */
 function loginOf(options) {
@@ -1502,7 +1527,14 @@ function loginOf(options) {
                 throw invalid('password', 'must return a string', kindOf(returned));
             return { username: user, password: returned };
         };
-        return { login: withoutLogin('password'), credentials: { option: 'password', ask } };
+        const check = withoutLogin('password');
+        const login = (url) => {
+            if (!/^(mongodb|mysql|mariadb)/.test(url))
+                return check(url);
+            const rule = 'must be a string for MongoDB and MySQL: a function is for Redis and PostgreSQL';
+            throw invalid('password', rule, 'a function');
+        };
+        return { login, credentials: { option: 'password', ask } };
     }
     if (password !== undefined && typeof password !== 'string') {
         throw invalid('password', 'must be a string, or a function that returns one', kindOf(password));
@@ -1528,8 +1560,7 @@ function withoutLogin(argument) {
     return (url) => {
         const [scheme, rest] = url.split('://', 2);
         if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb)/.test(scheme) || rest === undefined) {
-            const rule = 'must be absent for a store other than Redis, MongoDB, PostgreSQL and MySQL';
-            throw invalid(argument, rule, `a URL of ${scheme}:`);
+            throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${scheme}:`);
         }
         if (/[@]|[?&](user|pass|password)=/.test(rest))
             throw invalid(argument, 'must be absent with a login in the URL', 'both');
@@ -1584,11 +1615,14 @@ function urlOf(value) {
 /** @internal Answers a request of the native core for the login of a new connection. */
 function answerLogin(request, { option, ask }) {
     const check = (login) => {
+        const rule = 'must return { username?, password }';
         if (!isObject(login))
-            throw invalid('credentials', 'must return { username?, password }', kindOf(login));
-        const { username, password } = login;
+            throw invalid('credentials', rule, kindOf(login));
+        const { username, password, ...others } = login;
+        for (const key in others)
+            throw invalid('credentials', rule, `an object with the unknown key ${describe(key)}`);
         if (typeof password !== 'string' || !(username == null || typeof username === 'string'))
-            throw invalid('credentials', 'must return { username?, password } with strings', 'an object');
+            throw invalid('credentials', `${rule} with strings`, 'an object');
         return { username: username || undefined, password };
     };
     Promise.resolve()
@@ -1658,13 +1692,22 @@ const CLOSED = JSON.stringify({
     retryable: false,
     cause: null,
 });
+const DEFAULT_WAIT_MS = 10_000;
+/** The first pause before a further attempt to connect; each further one is twice as long. In milliseconds. */
+const FIRST_PAUSE_MS = 50;
+const LONGEST_PAUSE_MS = 1000;
+/** The longest time that is measured of one attempt to connect. In milliseconds. */
+const LONGEST_ATTEMPT_MS = 2 ** 31;
+/** Whether a later attempt to connect may succeed. */
+const isRetryable = (thrown) => typeof thrown === 'string' && JSON.parse(thrown).retryable === true;
 /**
  * @internal Returns a service that connects at its first call. A call rejects with the error of the attempt to connect; the next
- * call tries again.
+ * call tries again. A call with `onStoreError: 'wait'` tries again itself for its `waitMs`.
  *
  * @param connect connects, until `native.cancel` with the ticket
+ * @param defaults those of the service
  */
-function lazily(connect) {
+function lazily(connect, defaults) {
     let service;
     let connecting;
     let isClosed = false;
@@ -1695,23 +1738,65 @@ function lazily(connect) {
     async function call(name, args) {
         if (isClosed)
             throw CLOSED;
-        const ticket = args[4]?.ticket;
-        let end;
-        const ended = new Promise((resolve) => (end = resolve));
+        let how;
+        let wake = () => { };
+        // A new promise for each wait: one for the whole call would collect the reactions of all attempts.
+        const ended = () => new Promise((resolve) => (wake = resolve));
+        const end = (reason) => {
+            how = reason;
+            wake();
+        };
+        const { ticket, limitMs, isInBackground } = waitOf(name, args);
+        let leftMs = limitMs;
         ends.add(end);
         if (ticket !== undefined)
             unstarted.set(ticket, () => end('cancelled'));
         try {
-            const opened = await Promise.race([open(), ended]);
-            if (opened === 'closed')
+            for (let pauseMs = FIRST_PAUSE_MS; how === undefined; pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS)) {
+                const attemptTicket = newTicket();
+                const attempting = native.pause(LONGEST_ATTEMPT_MS, attemptTicket, isInBackground);
+                try {
+                    const opened = await Promise.race([open(), ended()]);
+                    if (opened)
+                        return opened[name](...args);
+                }
+                catch (thrown) {
+                    if (limitMs === 0 || !isRetryable(thrown))
+                        throw thrown;
+                    native.cancel(attemptTicket);
+                    leftMs -= await attempting;
+                    if (leftMs <= 0)
+                        throw thrown;
+                }
+                finally {
+                    native.cancel(attemptTicket);
+                }
+                if (how !== undefined)
+                    break;
+                const pauseTicket = newTicket();
+                const paused = native.pause(Math.min(pauseMs, leftMs), pauseTicket, isInBackground);
+                await Promise.race([paused, ended()]);
+                native.cancel(pauseTicket);
+                leftMs -= await paused;
+                args[2] = Math.max(1, leftMs);
+            }
+            if (how === 'closed')
                 throw CLOSED;
-            return opened === 'cancelled' ? 0 : opened[name](...args);
+            return 0;
         }
         finally {
             ends.delete(end);
             if (ticket !== undefined)
                 unstarted.delete(ticket);
         }
+    }
+    /** Returns what the arguments of a call say about its wait for the connection. Only `acquire` can wait or be cancelled. */
+    function waitOf(name, args) {
+        const more = (name === 'acquire' && args[4]) || {};
+        const { ticket, waitsForStore = defaults.waitsForStore } = more;
+        const waitMs = Number.isNaN(args[2]) ? (defaults.waitMs ?? DEFAULT_WAIT_MS) : args[2];
+        const limitMs = name === 'acquire' && waitsForStore ? waitMs : 0;
+        return { ticket, limitMs, isInBackground: (args[3] & IN_BACKGROUND) !== 0 };
     }
     return new Proxy(Object.create(native.LockService.prototype), {
         get(_, name) {
@@ -1973,7 +2058,7 @@ class LockService {
                 source.engine = service.engine;
                 return service;
             };
-            const service = request.lazy ? lazily(connect) : await connect(newTicket());
+            const service = request.lazy ? lazily(connect, defaults) : await connect(newTicket());
             return new LockService({
                 native: service,
                 prefix: '',

@@ -25,6 +25,9 @@ const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect']
 const EXAMPLE =
   'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE or sqlite:PATH ' +
   '(or set HOLDFAST_URL)'
+const OTHER_STORE = 'for a store other than Redis, MongoDB, PostgreSQL and MySQL'
+const ONLY_REDIS =
+  ': host, port and database are the form for Redis. Other stores take a URL, such as postgres://HOST:5432/DATABASE'
 /** The variables of PostgreSQL's tools that have what a URL leaves out. */
 const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ')
 
@@ -72,13 +75,16 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
     options = fields('options', second, CONNECT) ?? {}
   }
   const tls = fields('tls', options['tls'], TLS)
-  const { login, credentials } = loginOf(options)
-  const server = serverOf(options, urls, tls !== undefined)
-  const config: Config = { urls: (server ?? urlsOf(urls)).map(login), defaults: {}, events: false }
+  const located = withUserOf(serverOf(options, urls, tls !== undefined) ?? urlsOf(urls), options)
+  const { login, credentials } = loginOf({ ...options, ...located.login })
+  const config: Config = { urls: located.urls.map(login), defaults: {}, events: false }
   if (config.urls.length === 0) {
     const [name] = [...LOGIN, 'tls'].filter((name) => options[name] !== undefined)
     if (name !== undefined)
       throw invalid(name, 'must be absent without a URL or a host', 'an options object without one')
+  }
+  if (tls !== undefined && config.urls.some((url) => url.startsWith('sqlite:'))) {
+    throw invalid('tls', `must be absent ${OTHER_STORE}`, 'a URL of sqlite:')
   }
   if (config.urls.length === 0) warnOfEmbedded()
   if (credentials) config.credentials = true
@@ -168,9 +174,10 @@ function warnOfEmbedded(): void {
   )
 }
 
-function wholeNumber(argument: string, value: unknown, from: number, to: number): number {
+/** Checks a whole number. `note` ends the rule in the message. */
+function wholeNumber(argument: string, value: unknown, from: number, to: number, note = ''): number {
   if (Number.isInteger(value) && (value as number) >= from && (value as number) <= to) return value as number
-  throw invalid(argument, `must be a whole number from ${from} to ${to}`, describe(value))
+  throw invalid(argument, `must be a whole number from ${from} to ${to}${note}`, describe(value))
 }
 
 /** Returns the URL of `host`, `port` and `database`. `undefined`: the options have no host. */
@@ -188,8 +195,26 @@ function serverOf(options: Fields, urls: unknown, secure: boolean): string[] | u
   }
   const address = name.includes(':') ? `[${name}]` : name
   const number = port === undefined ? 6379 : wholeNumber('port', port, 1, 65_535)
-  const path = database === undefined ? 0 : wholeNumber('database', database, 0, 999_999_999)
+  const path = database === undefined ? 0 : wholeNumber('database', database, 0, 999_999_999, ONLY_REDIS)
   return [`redis${secure ? 's' : ''}://${address}:${number}/${path}`]
+}
+
+/** Returns URLs. If they have a user and no password, and the options have only a password: the URLs without the user, and the user. */
+function withUserOf(urls: string[], options: Fields): { urls: string[]; login?: { username: string } } {
+  if (options['password'] === undefined || options['username'] !== undefined) return { urls }
+  const parts = urls.map((url) => /^([\w+]+:\/\/)([^:/?#@]+)@([^@]*)$/.exec(url))
+  const [user] = parts.map((part) => part?.[2])
+  if (user === undefined || parts.some((part) => part?.[2] !== user)) return { urls }
+  return { urls: parts.map((part) => part![1]! + part![3]!), login: { username: decoded(user) } }
+}
+
+/** Returns a part of a URL without its percent-encoding. An invalid one stays unchanged. */
+function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part)
+  } catch {
+    return part
+  }
 }
 
 /** Returns a function that adds the login of the options to a URL, or the function that provides it for each connection. */
@@ -209,7 +234,13 @@ function loginOf(options: Fields): { login: (url: string) => string; credentials
       if (typeof returned !== 'string') throw invalid('password', 'must return a string', kindOf(returned))
       return { username: user, password: returned }
     }
-    return { login: withoutLogin('password'), credentials: { option: 'password', ask } }
+    const check = withoutLogin('password')
+    const login = (url: string) => {
+      if (!/^(mongodb|mysql|mariadb)/.test(url)) return check(url)
+      const rule = 'must be a string for MongoDB and MySQL: a function is for Redis and PostgreSQL'
+      throw invalid('password', rule, 'a function')
+    }
+    return { login, credentials: { option: 'password', ask } }
   }
   if (password !== undefined && typeof password !== 'string') {
     throw invalid('password', 'must be a string, or a function that returns one', kindOf(password))
@@ -236,8 +267,7 @@ function withoutLogin(argument: string): (url: string) => string {
   return (url) => {
     const [scheme, rest] = url.split('://', 2)
     if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb)/.test(scheme!) || rest === undefined) {
-      const rule = 'must be absent for a store other than Redis, MongoDB, PostgreSQL and MySQL'
-      throw invalid(argument, rule, `a URL of ${scheme}:`)
+      throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${scheme}:`)
     }
     if (/[@]|[?&](user|pass|password)=/.test(rest))
       throw invalid(argument, 'must be absent with a login in the URL', 'both')
@@ -292,10 +322,12 @@ function urlOf(value: unknown): string {
 /** @internal Answers a request of the native core for the login of a new connection. */
 export function answerLogin(request: number, { option, ask }: LoginSource): void {
   const check = (login: unknown): Login => {
-    if (!isObject(login)) throw invalid('credentials', 'must return { username?, password }', kindOf(login))
-    const { username, password } = login
+    const rule = 'must return { username?, password }'
+    if (!isObject(login)) throw invalid('credentials', rule, kindOf(login))
+    const { username, password, ...others } = login
+    for (const key in others) throw invalid('credentials', rule, `an object with the unknown key ${describe(key)}`)
     if (typeof password !== 'string' || !(username == null || typeof username === 'string'))
-      throw invalid('credentials', 'must return { username?, password } with strings', 'an object')
+      throw invalid('credentials', `${rule} with strings`, 'an object')
     return { username: username || undefined, password }
   }
   Promise.resolve()

@@ -171,7 +171,7 @@ export class Election implements AsyncDisposable {
         return await acquire(this.#connection, this.#name, this.#request, flags)
       } catch (thrown) {
         if (this.#stopper.signal.aborted) return null
-        // The store was not reached, as at the first call of a `lazy` service.
+        // For example, the grant arrived after the end of its lease.
         if (!isLockError(thrown, 'LOCK_STORE') || !thrown.retryable) throw thrown
         await this.#pause()
       }

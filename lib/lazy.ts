@@ -1,5 +1,6 @@
+import { IN_BACKGROUND } from './connection.js'
 import { native } from './native.js'
-import type { NativeService } from './native.js'
+import type { AcquireRecord, NativeService } from './native.js'
 import { newTicket, unstarted } from './signals.js'
 
 /** Counters of a service that is not connected yet. */
@@ -12,13 +13,27 @@ const CLOSED = JSON.stringify({
   cause: null,
 })
 
+const DEFAULT_WAIT_MS = 10_000
+/** The first pause before a further attempt to connect; each further one is twice as long. In milliseconds. */
+const FIRST_PAUSE_MS = 50
+const LONGEST_PAUSE_MS = 1000
+/** The longest time that is measured of one attempt to connect. In milliseconds. */
+const LONGEST_ATTEMPT_MS = 2 ** 31
+
+/** Whether a later attempt to connect may succeed. */
+const isRetryable = (thrown: unknown) => typeof thrown === 'string' && JSON.parse(thrown).retryable === true
+
 /**
  * @internal Returns a service that connects at its first call. A call rejects with the error of the attempt to connect; the next
- * call tries again.
+ * call tries again. A call with `onStoreError: 'wait'` tries again itself for its `waitMs`.
  *
  * @param connect connects, until `native.cancel` with the ticket
+ * @param defaults those of the service
  */
-export function lazily(connect: (ticket: number) => Promise<NativeService>): NativeService {
+export function lazily(
+  connect: (ticket: number) => Promise<NativeService>,
+  defaults: Readonly<AcquireRecord>,
+): NativeService {
   let service: NativeService | undefined
   let connecting: Promise<NativeService> | undefined
   let isClosed = false
@@ -51,19 +66,56 @@ export function lazily(connect: (ticket: number) => Promise<NativeService>): Nat
 
   async function call(name: keyof NativeService, args: any[]): Promise<unknown> {
     if (isClosed) throw CLOSED
-    const ticket: number | undefined = args[4]?.ticket
-    let end!: (end: 'closed' | 'cancelled') => void
-    const ended = new Promise<'closed' | 'cancelled'>((resolve) => (end = resolve))
+    let how: 'closed' | 'cancelled' | undefined
+    let wake = () => {}
+    // A new promise for each wait: one for the whole call would collect the reactions of all attempts.
+    const ended = () => new Promise<void>((resolve) => (wake = resolve))
+    const end = (reason: 'closed' | 'cancelled') => {
+      how = reason
+      wake()
+    }
+    const { ticket, limitMs, isInBackground } = waitOf(name, args)
+    let leftMs = limitMs
     ends.add(end)
     if (ticket !== undefined) unstarted.set(ticket, () => end('cancelled'))
     try {
-      const opened = await Promise.race([open(), ended])
-      if (opened === 'closed') throw CLOSED
-      return opened === 'cancelled' ? 0 : (opened[name] as (...args: any[]) => unknown)(...args)
+      for (let pauseMs = FIRST_PAUSE_MS; how === undefined; pauseMs = Math.min(2 * pauseMs, LONGEST_PAUSE_MS)) {
+        const attemptTicket = newTicket()
+        const attempting = native.pause(LONGEST_ATTEMPT_MS, attemptTicket, isInBackground)
+        try {
+          const opened = await Promise.race([open(), ended()])
+          if (opened) return (opened[name] as (...args: any[]) => unknown)(...args)
+        } catch (thrown) {
+          if (limitMs === 0 || !isRetryable(thrown)) throw thrown
+          native.cancel(attemptTicket)
+          leftMs -= await attempting
+          if (leftMs <= 0) throw thrown
+        } finally {
+          native.cancel(attemptTicket)
+        }
+        if (how !== undefined) break
+        const pauseTicket = newTicket()
+        const paused = native.pause(Math.min(pauseMs, leftMs), pauseTicket, isInBackground)
+        await Promise.race([paused, ended()])
+        native.cancel(pauseTicket)
+        leftMs -= await paused
+        args[2] = Math.max(1, leftMs)
+      }
+      if (how === 'closed') throw CLOSED
+      return 0
     } finally {
       ends.delete(end)
       if (ticket !== undefined) unstarted.delete(ticket)
     }
+  }
+
+  /** Returns what the arguments of a call say about its wait for the connection. Only `acquire` can wait or be cancelled. */
+  function waitOf(name: keyof NativeService, args: any[]) {
+    const more: AcquireRecord = (name === 'acquire' && args[4]) || {}
+    const { ticket, waitsForStore = defaults.waitsForStore } = more
+    const waitMs: number = Number.isNaN(args[2]) ? (defaults.waitMs ?? DEFAULT_WAIT_MS) : args[2]
+    const limitMs = name === 'acquire' && waitsForStore ? waitMs : 0
+    return { ticket, limitMs, isInBackground: (args[3] & IN_BACKGROUND) !== 0 }
   }
 
   return new Proxy(Object.create(native.LockService.prototype) as NativeService, {

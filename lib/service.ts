@@ -113,7 +113,7 @@ export class LockService implements AsyncDisposable {
         source.engine = service.engine
         return service
       }
-      const service = request.lazy ? lazily(connect) : await connect(newTicket())
+      const service = request.lazy ? lazily(connect, defaults) : await connect(newTicket())
       return new LockService({
         native: service,
         prefix: '',

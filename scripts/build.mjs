@@ -1,21 +1,22 @@
 // Builds the addon (the `.node` file and its types, `lib/addon.d.ts`) and compiles `lib/` to `dist/`, `index.d.ts`, `testing.d.ts` and
 // `otel.d.ts`. Passes its arguments to `napi build`, for example `--release`, except for two: `--pgo` creates a profile first
 // (pgo.mjs), and `--ts` compiles `lib/` only.
-import { execFileSync } from 'node:child_process'
+import { execFileSync, spawnSync } from 'node:child_process'
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { writeApi } from './api.mjs'
-import { commandOf, installDependencies } from './setup.mjs'
+import { commandOf, installDependencies, requireRust } from './setup.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
-installDependencies()
-
 const given = process.argv.slice(2)
 const rest = given.filter((argument) => argument !== '--pgo' && argument !== '--ts')
 const onlyTypeScript = given.includes('--ts')
 const hasProfile = given.includes('--pgo')
+if (!onlyTypeScript) requireRust()
+installDependencies()
+
 if (hasProfile) {
   const { hostTarget, profile } = await import('./pgo.mjs')
   // The profile is valid for the target that napi passes to cargo, and for no other.
@@ -28,7 +29,14 @@ if (hasProfile) {
 }
 const startedAt = Date.now()
 const args = ['build', '--platform', '--no-js', '--dts', 'lib/addon.d.ts', '--no-dts-header', ...rest]
-if (!onlyTypeScript) execFileSync(process.execPath, [commandOf('@napi-rs/cli', 'napi'), ...args], { stdio: 'inherit' })
+if (!onlyTypeScript) {
+  const { status } = spawnSync(process.execPath, [commandOf('@napi-rs/cli', 'napi'), ...args], { stdio: 'inherit' })
+  if (status !== 0) {
+    // cargo has printed the cause; a stack trace of this script would hide it.
+    console.error('The addon was not built: the lines above have the cause.')
+    process.exit(1)
+  }
+}
 if (hasProfile) {
   const { checkSize } = await import('./pgo.mjs')
   const built = readdirSync('.').filter(

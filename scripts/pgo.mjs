@@ -9,6 +9,7 @@ import { tmpdir } from 'node:os'
 import { basename, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { startRedis } from './servers.mjs'
+import { requireRust } from './setup.mjs'
 import { startRedisQuorum } from './topologies.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
@@ -22,6 +23,7 @@ const PART_MS = 1500
 /** The maximum size of an addon with a profile, in MiB. Without a profile an addon is about 1 MiB larger. */
 const LARGEST_MIB = 14
 
+requireRust()
 const rustc = Object.fromEntries(
   execFileSync('rustc', ['-vV'], { encoding: 'utf8' })
     .split('\n')

@@ -34,6 +34,37 @@ export function installDependencies(folder = '.', { isLenient = false } = {}) {
   process.exit(1)
 }
 
+/** Ends this process with a message if Rust is missing or too old for the addon. */
+export function requireRust() {
+  const oldest = /^rust-version = "(.*)"$/m.exec(readFileSync(`${root}Cargo.toml`, 'utf8'))?.[1] ?? ''
+  const problem = ['cargo', 'rustc'].map((command) => problemOf(command, oldest)).find(Boolean)
+  if (!problem) return
+  console.error(
+    `The addon is built with Rust, and ${problem}. Install Rust ${oldest} or newer from https://rustup.rs, open a new terminal, and repeat the command.`,
+  )
+  process.exit(1)
+}
+
+/**
+ * Returns why a command of Rust cannot be used; `undefined` when it can.
+ *
+ * @param {string} command
+ * @param {string} oldest
+ */
+function problemOf(command, oldest) {
+  // In this folder rustup uses rust-toolchain.toml, and may print what it lacks.
+  const { status, error, stdout } = spawnSync(command, ['--version'], {
+    cwd: root,
+    stdio: ['ignore', 'pipe', 'inherit'],
+    encoding: 'utf8',
+  })
+  if (error) return `\`${command}\` is not on the PATH`
+  if (status !== 0) return `\`${command} --version\` fails`
+  const version = / (\d+\.\d+)/.exec(stdout)?.[1]
+  if (version && version.localeCompare(oldest, 'en', { numeric: true }) < 0)
+    return `\`${command}\` has the version ${version}`
+}
+
 /**
  * Returns the path of a development dependency's command, a script for `node`.
  *

@@ -167,9 +167,14 @@ impl EngineError {
         self
     }
 
-    /// Creates the error of an operation that timed out.
-    pub fn no_answer(engine: &'static str, op: &'static str, timeout: std::time::Duration) -> Self {
-        Self::new(engine, op, true, format!("no answer within {} ms", timeout.as_millis()))
+    /// Creates the error of an operation that timed out. `address`: that of the store, or empty.
+    pub fn no_answer(engine: &'static str, address: &str, op: &'static str, timeout: std::time::Duration) -> Self {
+        let place = match address {
+            "" => String::new(),
+            address => format!(" ({address})"),
+        };
+        let text = format!("no answer within {} ms{place}", timeout.as_millis());
+        Self::new(engine, op, true, text)
     }
 
     /// Returns a copy with the text of the driver's error in its place.

@@ -33,8 +33,9 @@ export class UsageError extends Error {}
  * @param {(locks: LockService) => Promise<T>} body holds no lock at its end
  * @param {AbortSignal} [signal] ends a `body` that only reads: rejects with its reason at once, also while a call waits for the store
  */
-export async function withLocks({ url, 'key-prefix': keyPrefix }, body, signal) {
-  const options = { lazy: true, ...(typeof keyPrefix === 'string' ? { keyPrefix } : {}) }
+export async function withLocks(values, body, signal) {
+  const { url } = values
+  const options = connectOptionsOf(values)
   const locks = await (typeof url === 'string' ? LockService.connect(url, options) : LockService.connect(options))
   const aborted = new Promise((_, reject) => signal?.addEventListener('abort', () => reject(signal.reason)))
   try {
@@ -43,6 +44,17 @@ export async function withLocks({ url, 'key-prefix': keyPrefix }, body, signal) 
     // Calls of `body` have waited for a store that does not answer: not for its whole timeout again.
     if (!signal?.aborted) await Promise.race([locks.close(), setTimeout(CLOSE_MS)])
   }
+}
+
+/**
+ * Returns the options of `connect`.
+ *
+ * @param {Values} values
+ * @returns {import('../../index.js').ConnectOptions}
+ */
+function connectOptionsOf({ 'key-prefix': keyPrefix, table, collection, 'ca-file': caFile }) {
+  const given = Object.entries({ keyPrefix, table, collection }).filter(([, value]) => value !== undefined)
+  return { lazy: true, ...Object.fromEntries(given), ...(typeof caFile === 'string' ? { tls: { caFile } } : {}) }
 }
 
 /**

@@ -3,12 +3,14 @@ import { execFileSync } from 'node:child_process'
 import { readdirSync, statSync } from 'node:fs'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { requireRust } from '../setup.mjs'
 
 const root = fileURLToPath(new URL('../..', import.meta.url))
 const SOURCES = ['src', 'Cargo.toml', 'Cargo.lock', 'build.rs']
 
 /**
- * Builds the addon when it is missing or outdated. Throws an error with a message of one sentence when the build fails.
+ * Builds the addon when it is missing or outdated. Throws an error with a message of one sentence when the build fails, and ends this
+ * process with a message when Rust is missing.
  *
  * @param {(text: string) => void} say
  */
@@ -49,12 +51,4 @@ function newest(paths) {
     return newest(readdirSync(path).map((file) => join(path, file)))
   })
   return Math.max(0, ...times)
-}
-
-function requireRust() {
-  try {
-    execFileSync('cargo', ['--version'], { stdio: 'ignore' })
-  } catch (cause) {
-    throw new Error('building the addon needs Rust, and there is no cargo on the PATH: install Rust', { cause })
-  }
 }

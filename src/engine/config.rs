@@ -364,7 +364,7 @@ async fn connect_within<E: super::Engine + 'static>(
         Ok(Ok(engine)) => Ok(engine),
         Ok(Err(error)) => Err(LockError::store(error)),
         Err(_) => Err(LockError::store(crate::error::EngineError::no_answer(
-            engine, "connect", timeout,
+            engine, "", "connect", timeout,
         ))),
     }
 }

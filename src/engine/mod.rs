@@ -169,6 +169,16 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Returns the store's name: its module, feature and URL scheme.
     fn name(&self) -> &'static str;
 
+    /// Returns the address of the store, for messages. Empty: it has none, or several that matter.
+    fn address(&self) -> String {
+        String::new()
+    }
+
+    /// Returns the error of a call that had no answer within `timeout`.
+    fn no_answer(&self, op: &'static str, timeout: Duration) -> EngineError {
+        EngineError::no_answer(self.name(), &self.address(), op, timeout)
+    }
+
     /// Whether the store keeps a queue, and serves waiters (`claim.waiting`) in the order of their first attempts. Otherwise the
     /// service lets one waiter per name and process make attempts.
     fn ordered(&self) -> bool;

@@ -295,7 +295,8 @@ impl Locks {
         shared
             .with_retries("ping", shared.store_timeout, || async {
                 let sent = tokio::time::Instant::now();
-                shared.engine.inspect(&name).await?;
+                let inspected = shared.engine.inspect(&name).await;
+                inspected.map_err(|error| crate::error::EngineError { op: "ping", ..error })?;
                 Ok(sent.elapsed())
             })
             .await

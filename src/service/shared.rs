@@ -157,9 +157,7 @@ impl Shared {
                 }
                 Ok(Err(error)) => error,
                 // An earlier error of the store says more than the timeout.
-                Err(_) => last_error
-                    .take()
-                    .unwrap_or_else(|| EngineError::no_answer(self.engine.name(), op, timeout)),
+                Err(_) => last_error.take().unwrap_or_else(|| self.engine.no_answer(op, timeout)),
             };
             self.store_failed(&error);
             let delay = backoff.delay();

@@ -66,6 +66,8 @@ pub struct MongodbEngine(Arc<Core>);
 /// What all calls of an engine share.
 pub struct Core {
     pool: Arc<Pool>,
+    /// The servers in the URL, for messages.
+    address: String,
     attempts: Arc<UnsettledAttempts>,
     index: Arc<TtlIndex>,
     prefix: String,
@@ -121,6 +123,10 @@ impl Core {
 impl Engine for MongodbEngine {
     fn name(&self) -> &'static str {
         ENGINE
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
     }
 
     fn ordered(&self) -> bool {

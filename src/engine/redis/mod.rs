@@ -191,6 +191,10 @@ impl Engine for RedisEngine {
         ENGINE
     }
 
+    fn address(&self) -> String {
+        self.route.address()
+    }
+
     fn ordered(&self) -> bool {
         true
     }

@@ -157,7 +157,7 @@ impl Calls {
             let answer = self.call("list", |reply| Job::List(page, reply));
             let (leases, after) = timeout(page_timeout, answer)
                 .await
-                .unwrap_or_else(|_| Err(EngineError::no_answer(self.engine, "list", page_timeout)))?;
+                .unwrap_or_else(|_| Err(EngineError::no_answer(self.engine, "", "list", page_timeout)))?;
             found.extend(leases);
             next = after;
         }

@@ -25,6 +25,9 @@ pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
+/// The names of a claim that count as one claim.
+const NAMES: usize = 8;
+
 /// The bytes of metadata that count as one claim. This limits the metadata of a statement of 256 claims to about 1 MiB, unless one job has more.
 const METADATA: usize = 4 * 1024;
 
@@ -116,9 +119,10 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Returns how many claims the job counts as: several for a page of a list, which takes longer, and for much metadata, because the size
-    /// of a packet is limited.
+    /// Returns how many claims the job counts as: several for a page of a list and for many names, which take longer, and for much metadata,
+    /// because the size of a packet is limited.
     pub(super) fn claims(&self) -> usize {
+        let names = |claim: &Claim| claim.keys().len().div_ceil(NAMES);
         let metadata = |claim: &Arc<Claim>| {
             claim
                 .metadata
@@ -126,10 +130,14 @@ impl Job {
                 .map_or(0, |text| text.len() * claim.keys().len())
         };
         match self {
-            Job::Acquire(claims, ..) => claims.len() + claims.iter().map(metadata).sum::<usize>() / METADATA,
-            Job::Release(claims, ..) => claims.len(),
+            Job::Acquire(claims, ..) => {
+                let metadata = claims.iter().map(metadata).sum::<usize>();
+                claims.iter().map(|claim| names(claim)).sum::<usize>() + metadata / METADATA
+            }
+            Job::Release(claims, ..) => claims.iter().map(names).sum(),
+            Job::Renew(claim, ..) | Job::Transfer(claim, ..) => names(claim),
             Job::List(..) => SHARE,
-            _ => 1,
+            Job::ForceRelease(..) | Job::Inspect(..) => 1,
         }
     }
 
@@ -350,7 +358,7 @@ impl Receiver {
             {
                 if !job.is_cancelled() {
                     size += match job {
-                        Job::Renew(..) => 1,
+                        Job::Renew(..) => job.claims(),
                         _ => job.claims() * unit,
                     };
                     batch.push(job);

@@ -62,7 +62,7 @@ pub(in crate::engine) fn client_config(files: &TlsFiles, verified: Verified) -> 
             let key = PrivateKeyDer::from_pem_slice(&key).map_err(io::Error::other)?;
             config
                 .with_client_auth_cert(chain.map_err(io::Error::other)?, key)
-                .map_err(io::Error::other)?
+                .map_err(|error| io::Error::other(format!("the client certificate and its private key: {error}")))?
         }
     };
     // Each connection reads the files again, so that no session is resumed.

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use rustls::CertificateError;
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::TlsFiles;
 
@@ -83,8 +83,22 @@ impl Pem {
                 });
             }
             // One file may contain both, as for MongoDB.
-            (Some(cert), key) => {
-                let key = key.map_or_else(|| cert.clone(), |(_, key)| key);
+            (Some(cert), None) => {
+                let wrong = |_| WrongFile {
+                    setting: "tls.keyFile",
+                    rule: "must be set, because the file of the certificate has no private key",
+                    how: "only tls.certFile or tls.cert".into(),
+                };
+                let _ = PrivateKeyDer::from_pem_slice(&cert).map_err(wrong)?;
+                Some((cert.clone(), cert))
+            }
+            (Some(cert), Some((setting, key))) => {
+                let wrong = |_| WrongFile {
+                    setting,
+                    rule: "must be PEM with a private key that is not encrypted",
+                    how: "other text".into(),
+                };
+                let _ = PrivateKeyDer::from_pem_slice(&key).map_err(wrong)?;
                 Some((cert, key))
             }
         };

@@ -80,7 +80,7 @@ impl Acquisition {
             () = sleep_until(end) => if grace_end == Some(end) {
                 AttemptOutcome::Cancelled(Cancellation::DeadlinePassed)
             } else {
-                shared.store_failed(&EngineError::no_answer(shared.engine.name(), "acquire", self.store_timeout));
+                shared.store_failed(&shared.engine.no_answer("acquire", self.store_timeout));
                 AttemptOutcome::TimedOut
             }
         };

@@ -329,7 +329,7 @@ impl Acquisition {
 
     /// Returns the error of a call without an answer.
     fn no_answer(&self, last_error: Option<EngineError>) -> LockError {
-        let timeout = || EngineError::no_answer(self.shared.engine.name(), "acquire", self.store_timeout);
+        let timeout = || self.shared.engine.no_answer("acquire", self.store_timeout);
         LockError::store(last_error.unwrap_or_else(timeout))
     }
 

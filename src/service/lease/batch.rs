@@ -7,7 +7,6 @@ use super::op_guard::OpGuard;
 use super::{Lease, Phase};
 use crate::clock::Moment;
 use crate::engine::Renewal;
-use crate::error::EngineError;
 use crate::model::Ttl;
 use crate::service::Shared;
 
@@ -54,7 +53,7 @@ pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc
     };
     let _ = tokio::time::timeout(timeout, shared.engine.renew_all(&renewals, &mut answered)).await;
     for renewal in in_flight.into_iter().flatten() {
-        let error = EngineError::no_answer(shared.engine.name(), "renew", timeout);
+        let error = shared.engine.no_answer("renew", timeout);
         complete(renewal, Err(error));
     }
 }

@@ -119,7 +119,7 @@ impl Lease {
         let started = tokio::time::Instant::now();
         let name = || self.names[0].as_str();
         let Ok(_guard) = tokio::time::timeout(shared.store_timeout, self.begin_op(shared)).await else {
-            let error = EngineError::no_answer(shared.engine.name(), "renew", shared.store_timeout);
+            let error = shared.engine.no_answer("renew", shared.store_timeout);
             return Err(LockError::store(error).with_key(name()));
         };
         if self.is_released() {
@@ -147,7 +147,7 @@ impl Lease {
                 async move {
                     match tokio::time::timeout(timeout, shared.engine.renew(&self.claim, capped)).await {
                         Ok(answer) => answer,
-                        Err(_) => Err(EngineError::no_answer(shared.engine.name(), "renew", timeout)),
+                        Err(_) => Err(shared.engine.no_answer("renew", timeout)),
                     }
                 }
             })

@@ -286,7 +286,7 @@ impl Engine for Faulty {
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> EngineResult<Vec<LockInfo>> {
         let page = self.through("list", self.store.list(prefix, page_timeout));
-        let no_answer = |_| Err(EngineError::no_answer("faulty", "list", page_timeout));
+        let no_answer = |_| Err(EngineError::no_answer("faulty", "", "list", page_timeout));
         tokio::time::timeout(page_timeout, page).await.unwrap_or_else(no_answer)
     }
 

@@ -124,10 +124,20 @@ impl MongodbEngine {
             reading: SharedReading::default(),
             release_concern: release_concern(&config).filter(|_| !is_cluster),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
+            address: servers(&config.connection.host_info),
             prefix: config.prefix,
             pool,
         };
         Ok(Arc::new(MongodbEngine(Arc::new(core))))
+    }
+}
+
+/// Returns the servers of a URL, for messages.
+fn servers(hosts: &HostInfo) -> String {
+    match hosts {
+        HostInfo::HostIdentifiers(hosts) => hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        HostInfo::DnsRecord(name) => name.clone(),
+        _ => String::new(),
     }
 }
 

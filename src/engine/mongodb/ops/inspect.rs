@@ -173,6 +173,6 @@ async fn next_page(mut cursor: Cursor<Document>) -> Outcome<(Cursor<Document>, V
 async fn in_time<T>(limit: Duration, call: impl Future<Output = Outcome<T>>) -> Result<T> {
     match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map_err(|failure: Failure| failure.during(LIST)),
-        Err(_) => Err(EngineError::no_answer(ENGINE, LIST, limit)),
+        Err(_) => Err(EngineError::no_answer(ENGINE, "", LIST, limit)),
     }
 }

@@ -100,5 +100,12 @@ mod tests {
             ..TlsFiles::default()
         };
         assert!(message("rediss://h", lonely).starts_with("tls.certFile "));
+        let with_key = |key: Option<&str>| TlsFiles {
+            cert: Some("-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n".into()),
+            key: key.map(str::to_owned),
+            ..TlsFiles::default()
+        };
+        assert!(message("rediss://h", with_key(None)).starts_with("tls.keyFile must be set"));
+        assert!(message("rediss://h", with_key(Some("x"))).starts_with("tls.key must be PEM with a private key"));
     }
 }

@@ -137,7 +137,7 @@ impl RedisEngine {
 async fn in_time<T>(limit: Duration, page: impl Future<Output = Result<T, Failure>>) -> crate::engine::Result<T> {
     match tokio::time::timeout(limit, page).await {
         Ok(answer) => answer.map_err(|failure| failure.during("list")),
-        Err(_) => Err(EngineError::no_answer(ENGINE, "list", limit)),
+        Err(_) => Err(EngineError::no_answer(ENGINE, "", "list", limit)),
     }
 }
 

@@ -47,6 +47,14 @@ impl Route {
         }
     }
 
+    /// Returns the address in the URL, for messages.
+    pub(super) fn address(&self) -> String {
+        match self {
+            Route::One(link) => link.config().address(),
+            Route::Cluster(cluster) => cluster.config.address(),
+        }
+    }
+
     /// Returns the slot of the keys of a name. Without a cluster it is 0 for all names.
     pub(super) fn slot(&self, layout: &Layout, name: &str) -> u16 {
         match self {

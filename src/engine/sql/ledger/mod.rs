@@ -105,8 +105,8 @@ impl Ledger {
                 Acquired::Granted { fence }
             }
             Decision::Busy { index, retry_after, .. } => {
-                // Also those that are reserved for it.
-                self.release_names(&claim.owner, names, Duration::ZERO);
+                let released = self.not_kept(claim, names, index);
+                self.release_names(&claim.owner, &released, Duration::ZERO);
                 if claim.waiting {
                     self.enter(claim, &names[index]);
                 }
@@ -303,6 +303,22 @@ impl Ledger {
             row.expires_us = row.expires_us.max(until);
             row.is_changed = true;
         }
+    }
+
+    /// Returns the names that a claim does not keep when `names[busy]` is busy: all, usually. If that name is only reserved for another
+    /// waiter, which may wait for one that is reserved for this claim, the claim keeps its reservations of the names before it. So waiters
+    /// for several names wait in the order of the names, and do not give their reservations back to each other again and again.
+    fn not_kept(&self, claim: &Claim, names: &[StoredName], busy: usize) -> Vec<StoredName> {
+        let row = |name: &StoredName| self.rows.get(name);
+        let is_reserved = row(&names[busy]).is_some_and(Row::is_reserved);
+        let is_kept = |name: &StoredName| row(name).is_some_and(|row| row.is_reserved_for(&claim.owner));
+        let keeps =
+            |(index, name): &(usize, &StoredName)| claim.waiting && is_reserved && *index < busy && is_kept(name);
+        let names = names.iter().enumerate();
+        names
+            .filter(|name| !keeps(name))
+            .map(|(_, name)| name.clone())
+            .collect()
     }
 
     /// Releases the names that an owner has, and returns how many of them it held.

@@ -75,6 +75,26 @@ fn granted(ms: u64) -> Content {
     Content::Granted(Fence(granted_us), GrantTimes { granted_us, until_us })
 }
 
+/// Each of two waiters for both names has one of them reserved, and needs the other one.
+#[test]
+fn waiters_for_several_names_wait_in_the_order_of_names() {
+    let ((first, names), (second, _)) = (claim(&["a", "b"], true), claim(&["a", "b"], true));
+    let reserved = |claim: &Claim| held(&format!("{}{RESERVED}", claim.owner.as_str()));
+    let mut before = ledger(&[("a", reserved(&first)), ("b", reserved(&second))], Vec::new());
+    assert!(matches!(before.attempt(&first, &names), Acquired::Held { key, .. } if key.as_str() == "b"));
+    assert!(matches!(before.attempt(&second, &names), Acquired::Held { key, .. } if key.as_str() == "a"));
+    // The second one has given `b` back, which the first one then has.
+    let changes = before.finish();
+    assert_eq!(content(&changes), [(first.owner.as_str(), Content::MayBeFree)]);
+    let rows = changes.rows.into_iter().chain([(names[0].clone(), reserved(&first))]);
+    let mut after = Ledger::new(NOW, rows.collect(), Vec::new());
+    assert!(matches!(after.attempt(&first, &names), Acquired::Granted { .. }));
+    // A lease may last long: no name stays reserved meanwhile.
+    let mut busy = ledger(&[("a", reserved(&first)), ("b", held("holder"))], Vec::new());
+    busy.attempt(&first, &names);
+    assert_eq!(busy.busy_for(&names[0]), None);
+}
+
 #[test]
 fn the_calls_of_one_transaction_follow_each_other() {
     let ((first, n), (second, _)) = (claim(&["n"], true), claim(&["n"], true));

@@ -109,6 +109,10 @@ impl MysqlConfig {
                 name => return Err(invalid(&unknown_option(name, parsed.query().unwrap_or_default()))),
             }
         }
+        if settings.tls.server_name.is_some() {
+            let rule = "is for Redis: the driver of MySQL expects the host of the URL in the certificate";
+            return Err(LockError::invalid("tls.servername", rule, "a name"));
+        }
         let has_settings = settings.tls != TlsFiles::default();
         let tls_mode = match ssl_mode.as_deref() {
             Some("DISABLED") if has_settings => {
@@ -121,7 +125,10 @@ impl MysqlConfig {
             None | Some("PREFERRED") => Tls::Preferred,
             Some("REQUIRED" | "VERIFY_IDENTITY") => Tls::Full,
             Some("VERIFY_CA") => Tls::Authority,
-            Some(_) => return Err(invalid("a URL with an ssl-mode that is not known")),
+            Some(_) => {
+                let modes = "DISABLED, PREFERRED, REQUIRED, VERIFY_CA and VERIFY_IDENTITY";
+                return Err(invalid(&format!("a URL with another ssl-mode than {modes}")));
+            }
         };
         let key_prefix = settings.key_prefix.clone().unwrap_or_default();
         if key_prefix.len() > MAX_PREFIX {
@@ -204,6 +211,10 @@ mod tests {
         );
         let contradiction = MysqlConfig::parse("mysql://h?ssl-mode=DISABLED", &insecure).unwrap_err();
         assert!(contradiction.message.starts_with("tls "), "{contradiction:?}");
+        let mut named = Settings::default();
+        named.tls.server_name = Some("h".into());
+        let error = MysqlConfig::parse("mysql://h", &named).unwrap_err();
+        assert!(error.message.starts_with("tls.servername "), "{error:?}");
     }
 
     #[test]

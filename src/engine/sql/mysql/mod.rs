@@ -3,7 +3,7 @@
 //! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
 //! - `tables.rs`: the tables. `packet.rs`: several statements in one packet, and their answers. `prepared.rs`: the sizes of
 //!   prepared statements.
-//! - `single.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what a service
+//! - `single.rs`, `releases.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what a service
 //!   does beside its calls.
 //!
 //! # Behavior
@@ -29,6 +29,7 @@ mod config;
 mod error;
 mod packet;
 mod prepared;
+mod releases;
 mod session;
 mod single;
 mod tables;

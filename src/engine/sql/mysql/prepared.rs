@@ -1,4 +1,7 @@
-//! The sizes of prepared statements.
+//! The sizes of prepared statements, and their values.
+
+use sqlx::Arguments as _;
+use sqlx::mysql::MySqlArguments;
 
 /// Returns the size of the prepared statement that executes `count` calls: 1, 2, 3, 4, 6, 8, 12, 16 and so on, so that a connection has few
 /// statements. The last call is repeated up to this size.
@@ -15,6 +18,15 @@ pub(super) fn prepared_size(count: usize) -> usize {
 pub(super) fn repeated<T>(calls: &[T]) -> impl Iterator<Item = &T> {
     let rest = prepared_size(calls.len()) - calls.len();
     calls.iter().chain(std::iter::repeat_n(calls.last(), rest).flatten())
+}
+
+/// Adds a value to those of a prepared statement.
+pub(super) fn add<'a, T>(arguments: &mut MySqlArguments, value: T)
+where
+    T: sqlx::Encode<'a, sqlx::MySql> + sqlx::Type<sqlx::MySql> + 'a,
+{
+    // The encoding of bytes and of integers does not fail.
+    let _ = arguments.add(value);
 }
 
 #[cfg(test)]

@@ -1,32 +1,32 @@
 //! The single statements, one for each kind of call.
 //!
-//! Attempts and releases are prepared, because the server takes longer to parse them than to execute them. On MariaDB an attempt returns
+//! `releases.rs` has the releases. Attempts and releases are prepared, because the server takes longer to parse them than to execute them. On MariaDB an attempt returns
 //! the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there, with a `SELECT`. So are all
 //! attempts on a server that cannot prepare statements.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use sqlx::Row as _;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
-use sqlx::{Arguments as _, Row as _};
 
 use super::STATEMENT_BATCH;
 use super::checks::ALL;
 use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
-use super::prepared::{prepared_size, repeated};
+use super::prepared::{add, prepared_size, repeated};
+use super::releases::release;
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
+use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, SingleCalls, micros};
 use crate::model::{Claim, OwnerToken, Ttl};
 
 /// Executes calls, each packet within the store timeout. After a failure, the remaining kinds are not executed and have the same failure.
 pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> Answers {
     let (mut released, mut renewed, mut granted, mut leases) = (None, None, None, None);
     let executed = async {
-        released = Some(release(session, &calls.releases).await?);
         let mut extended = HashSet::new();
         let most = if session.has_tls {
             STATEMENT_BATCH
@@ -37,6 +37,7 @@ pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> 
             extended.extend(renew(session, renewals).await?);
         }
         renewed = Some(extended);
+        released = Some(release(session, &calls.releases).await?);
         granted = Some(attempt(session, &calls.attempts).await?);
         leases = Some(read(session, &calls.reads).await?);
         Ok(())
@@ -51,104 +52,10 @@ pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> 
     }
 }
 
-/// Adds a value to those of a prepared statement.
-fn add<'a, T>(arguments: &mut MySqlArguments, value: T)
-where
-    T: sqlx::Encode<'a, sqlx::MySql> + sqlx::Type<sqlx::MySql> + 'a,
-{
-    // The encoding of bytes and of integers does not fail.
-    let _ = arguments.add(value);
-}
-
-/// Releases live leases of names without a queue.
-async fn release(
-    session: &mut MysqlSession,
-    releases: &[(StoredName, OwnerToken)],
-) -> Outcome<HashMap<StoredName, Freed>> {
-    if releases.is_empty() {
-        return Ok(HashMap::new());
-    }
-    let freed = |(name, _): &(StoredName, OwnerToken)| (name.clone(), Freed::without_queue(true));
-    let (affected, released_at) = update_released(session, releases).await?;
-    if affected == releases.len() as u64 {
-        return Ok(releases.iter().map(freed).collect());
-    }
-    if affected == 0 {
-        return Ok(HashMap::new());
-    }
-    // Some names have a queue, or their lease is lost.
-    let mut packet = Packet::default();
-    // A proxy sends a packet that begins with a SELECT to a replica.
-    packet.add(CLOCK);
-    let after = packet.add(format_args!(
-        "SELECT name, owner, since = {released_at}, since > {released_at} FROM {} WHERE name IN ({})",
-        session.server.tables.locks,
-        list(releases.iter().map(|(name, _)| Bytes(name))),
-    ));
-    let mut answers = Vec::new();
-    session.run_within_limit(packet, &mut answers).await?;
-    let after: HashMap<&[u8], &Row> = rows(&answers, after)
-        .iter()
-        .filter_map(|row| Some((row.bytes(0)?, row)))
-        .collect();
-    let (mut released, mut granted_since, mut lost) = (Vec::new(), Vec::new(), Vec::new());
-    for release @ (name, owner) in releases {
-        match after.get(&name[..]) {
-            // It has a queue: a transaction releases it.
-            Some(row) if row.bytes(1) == Some(owner.as_str().as_bytes()) => {}
-            Some(row) if row.bytes(1).is_none() && row.is_true(2) => released.push(release),
-            Some(row) if row.is_true(2) || row.is_true(3) => granted_since.push(release),
-            _ => lost.push(release),
-        }
-    }
-    // The statement released as many as it has changed. Another caller's grant may have a clock that is older than the release for which
-    // it waited. A transaction answers the rest.
-    for unclear in [granted_since, lost] {
-        if affected >= (released.len() + unclear.len()) as u64 {
-            released.extend(unclear);
-        }
-    }
-    Ok(released.into_iter().map(freed).collect())
-}
-
-/// Executes the statement that releases. Returns how many names were released, and the time of their release.
-async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)]) -> Outcome<(u64, u64)> {
-    if session.prepares {
-        let mut arguments = MySqlArguments::default();
-        repeated(releases).for_each(|(name, _)| add(&mut arguments, &name[..]));
-        repeated(releases).for_each(|(_, owner)| add(&mut arguments, owner.as_str().as_bytes()));
-        let size = prepared_size(releases.len());
-        let text = |tables: &Tables| {
-            let marks = list(std::iter::repeat_n('?', size));
-            release_statement(tables, &marks, &marks)
-        };
-        let prepared = session.run_prepared(Statement::Release(size), text, arguments, |_| Ok(()));
-        if let Some(answer) = prepared.await? {
-            return Ok((answer.affected, answer.insert_id));
-        }
-    }
-    let names = list(releases.iter().map(|(name, _)| Bytes(name)));
-    let owners = list(releases.iter().map(|(_, owner)| Bytes(owner.as_str())));
-    let mut packet = Packet::default();
-    packet.add(release_statement(&session.server.tables, &names, &owners));
-    let mut answers = Vec::new();
-    session.run_within_limit(packet, &mut answers).await?;
-    let answer = answers.first().ok_or_else(|| session.unexpected())?;
-    Ok((answer.affected, answer.insert_id))
-}
-
-/// Returns the statement that releases. Its insert id is the time of the release.
-fn release_statement(tables: &Tables, names: &str, owners: &str) -> String {
-    let locks = &tables.locks;
-    format!(
-        "UPDATE {locks} FORCE INDEX (PRIMARY) SET owner = NULL, expires_at = 0, since = LAST_INSERT_ID({NOW}), metadata = NULL \
-         WHERE name IN ({names}) AND owner IN ({owners}) AND queued = 0 AND expires_at > {NOW}"
-    )
-}
-
 /// Extends leases of one name each, and never shortens one. Returns the owners of the extended leases.
 async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {
-    let locks = &session.server.tables.locks;
+    let server = session.server.clone();
+    let locks = &server.tables.locks;
     let names = list(renewals.iter().map(|(name, ..)| Bytes(name)));
     let owners = list(renewals.iter().map(|(_, owner, _)| Bytes(owner.as_str())));
     let held = format!("name IN ({names}) AND owner IN ({owners})");
@@ -171,10 +78,21 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
          LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k ON k.name = l.name \
          SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})"
     ));
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    let owner = |(_, owner, _): &(StoredName, OwnerToken, Ttl)| owner.as_str().to_owned();
+    // The driver sets CLIENT_FOUND_ROWS: the number of leases includes those that end later already.
+    let count = answers.last().map_or(0, |update| update.affected);
+    if count == renewals.len() as u64 {
+        return Ok(renewals.iter().map(owner).collect());
+    }
+    let mut packet = Packet::default();
+    // A proxy sends a packet that begins with a SELECT to a replica.
+    packet.add("SET @u = @u");
     let after = packet.add(format_args!(
         "SELECT owner, expires_at - @u FROM {locks} WHERE name IN ({names})"
     ));
-    let mut answers = Vec::new();
+    answers.clear();
     session.run_within_limit(packet, &mut answers).await?;
     let left: HashMap<String, i64> = rows(&answers, after)
         .iter()
@@ -184,8 +102,7 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
         let left = left.get(owner.as_str());
         left.is_some_and(|left| i128::from(*left) >= ttl.duration().as_micros() as i128)
     };
-    let extended = renewals.iter().filter(is_extended);
-    Ok(extended.map(|(_, owner, _)| owner.as_str().to_owned()).collect())
+    Ok(renewals.iter().filter(is_extended).map(owner).collect())
 }
 
 /// The columns that [`Tried`] reads. The remaining time of the lease follows them.

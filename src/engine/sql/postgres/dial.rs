@@ -17,9 +17,9 @@ use super::config::{Address, PostgresConfig, Target, pass_file};
 use super::error::{is_refused_login, kind_of};
 use super::stream::{Endpoint, Stream, StreamHandle};
 use crate::engine::Login;
+use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::Connections;
 use crate::engine::sql::server::error::{Failure, Kind};
-use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 
 /// The delay before the next server is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -124,7 +124,7 @@ async fn connect_to(
     let mut driver = server.driver.clone();
     if has_options {
         // The last value counts: that of the URL.
-        let lock_wait_ms = LOCK_WAIT.as_millis();
+        let lock_wait_ms = connections.lock_wait().as_millis();
         let of_url = driver.get_options().unwrap_or_default();
         let options = format!("{OPTIONS} -c lock_timeout={lock_wait_ms} {of_url}");
         driver.options(options);

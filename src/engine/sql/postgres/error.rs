@@ -76,6 +76,10 @@ const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if t
 const NEEDS_TLS: &str = "the server may expect TLS: add sslmode=require to the URL";
 const NO_PASSWORD: &str =
     "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";
+const UNKNOWN_DATABASE: &str = "check the database in the URL, or create it: holdfast creates tables, not databases";
+const UNKNOWN_SCHEMA: &str = "create the schema: holdfast creates tables, not schemas";
+pub(super) const NO_RIGHT: &str = "the user needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on both tables; CREATE on the schema until they exist";
+const OTHER_TABLE: &str = "a table of this name is not one of holdfast: choose another name with the option table";
 const WRONG_PASSWORD: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
 
 /// Returns what to do about an error of a connection, if that is known.
@@ -86,6 +90,10 @@ fn advice(error: &Error) -> Option<&'static str> {
             "28P01" => Some(WRONG_PASSWORD),
             "28000" if says("client certificate") => Some(NO_CERTIFICATE),
             "28000" if says("no encryption") || says("SSL off") => Some(NEEDS_TLS),
+            "3D000" => Some(UNKNOWN_DATABASE),
+            "3F000" => Some(UNKNOWN_SCHEMA),
+            "42501" => Some(NO_RIGHT),
+            "42703" => Some(OTHER_TABLE),
             _ => None,
         };
     }

@@ -1,14 +1,17 @@
 //! The connection that receives notifications.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::session::{PostgresServer, PostgresSession};
+use super::session::{PostgresServer, PostgresSession, Values};
+use super::statements::Sql;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::ledger::{Content, Notification};
+use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::sql::server::slot::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
@@ -16,6 +19,9 @@ use crate::model::Fence;
 
 /// How long the connection stays open without waiters.
 const LISTENER_KEPT: Duration = Duration::from_secs(30);
+
+/// How long the notification of [`confirm`] may take.
+const CONFIRMATION: Duration = Duration::from_secs(1);
 
 /// Returns a notification as the text of a message: `<owner>`, `<owner> <ms until the name may be free>`, or
 /// `<owner> <fencing token> <µs of the hand-off> <µs of its end>`.
@@ -56,6 +62,9 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
     if !names.is_empty() {
         waiters.check(names);
     }
+    if server.config.listen.is_some() {
+        confirm(server, waiters, &mut notifications).await?;
+    }
     loop {
         let received = tokio::select! {
             received = timeout(LISTENER_KEPT, notifications.recv()) => received,
@@ -70,6 +79,35 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
             Ok(None) => return Ok(false),
             Err(_) if waiters.is_unused() => return Ok(true),
             Err(_) => {}
+        }
+    }
+}
+
+/// Sends a notification to this process over another connection, and waits for it. `listenUrl` may lead to another database, or through a
+/// pooler, which delivers nothing: then waiters poll, until a later connection receives its notification.
+async fn confirm(
+    server: &Arc<PostgresServer>,
+    waiters: &Waiters<PostgresServer>,
+    notifications: &mut mpsc::UnboundedReceiver<String>,
+) -> Outcome<()> {
+    let other: PostgresSession = connected(server.connections(), server.connect_with(None)).await?;
+    let (channels, texts): ([&str; 1], [&str; 1]) = ([&waiters.process], ["test"]);
+    let values: &Values<'_> = &[&channels.as_slice(), &texts.as_slice()];
+    other.connection.within_limit(other.query(Sql::Notify, values)).await?;
+    let received = timeout(CONFIRMATION, notifications.recv()).await;
+    server.is_unheard.store(received.is_err(), Ordering::Relaxed);
+    match received {
+        // It may also be one of a waiter.
+        Ok(text) => {
+            let notification = text.and_then(|text| notification_of(&text));
+            notification
+                .iter()
+                .for_each(|notification| waiters.notify(notification));
+            Ok(())
+        }
+        Err(_) => {
+            let message = "a notification was not received: listenUrl leads to another database, or through a pooler";
+            Err(Failure::new(server.connections(), Kind::Busy, message.to_owned()))
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::NAME;
 use super::config::PostgresConfig;
 use super::dial::{self, Connected, DIRECT};
-use super::error::kind_of;
+use super::error::{NO_RIGHT, kind_of};
 use super::statements::{Sql, Statements};
 use super::stream::Replies;
 use crate::engine::sql::server::Outcome;
@@ -34,6 +34,8 @@ pub(in crate::engine) struct PostgresServer {
     pub(super) connections: Arc<Connections>,
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
+    /// Whether the connection to `listenUrl` received no notification.
+    pub(super) is_unheard: AtomicBool,
     /// Whether the tables were found.
     is_set_up: AtomicBool,
 }
@@ -62,10 +64,12 @@ pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
 
 impl PostgresServer {
     pub(super) fn new(config: PostgresConfig) -> Arc<Self> {
+        let connections = Connections::new(NAME, &config.server, config.store_timeout, config.event_loop.clone());
         Arc::new(PostgresServer {
-            statements: Statements::new(&config.table),
-            connections: Connections::new(NAME, &config.server, config.store_timeout, config.event_loop.clone()),
+            statements: Statements::new(&config.table, connections.lock_wait()),
+            connections,
             is_pooled: AtomicBool::new(config.target.is_pooled == Some(true)),
+            is_unheard: AtomicBool::new(false),
             is_set_up: AtomicBool::new(false),
             config,
         })
@@ -78,7 +82,10 @@ impl PostgresServer {
 
     /// Whether the server's notifications arrive. A pooler accepts LISTEN, and delivers nothing.
     pub(super) fn can_listen(&self) -> bool {
-        self.config.listen.is_some() || !self.is_pooled()
+        match self.config.listen {
+            Some(_) => !self.is_unheard.load(Ordering::Relaxed),
+            None => !self.is_pooled(),
+        }
     }
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
@@ -192,6 +199,10 @@ impl PostgresSession {
         &self.server.connections
     }
 
+    pub(super) fn statements(&self) -> &Statements {
+        &self.server.statements
+    }
+
     /// On the first connection, and on the first one after an error about a missing table: prepares all statements, and creates missing
     /// tables. Other connections send nothing before the first call, so that a replacement is ready quickly.
     pub(super) async fn set_up_once(&mut self) -> Outcome<()> {
@@ -206,8 +217,21 @@ impl PostgresSession {
             }
             prepared => prepared,
         };
+        let ready = match ready {
+            Ok(()) => self.check_rights().await,
+            failed => failed,
+        };
         self.server.is_set_up.store(ready.is_ok(), Ordering::Relaxed);
         ready
+    }
+
+    /// Checks that this user has all rights that calls need. Without it, a call that finds a queue would be the first to fail.
+    async fn check_rights(&self) -> Outcome<()> {
+        let missing = self.query(Sql::Rights, &[]).await?;
+        let Some(row) = missing.first() else { return Ok(()) };
+        let (table, right): (&str, &str) = (self.get(row, 0)?, self.get(row, 1)?);
+        let message = format!("this user has no right to {right} on {table} ({NO_RIGHT})");
+        Err(Failure::new(&self.server.connections, Kind::Permanent, message))
     }
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
@@ -254,7 +278,8 @@ impl PostgresSession {
         let statement = self.server.statements.get(sql);
         let types = statement.types.iter().cloned();
         let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
-        let rows = self.client.query_typed(&statement.text, &typed).await;
+        let text = if is_pooled { &statement.pooled } else { &statement.text };
+        let rows = self.client.query_typed(text, &typed).await;
         let rows = self.outcome(rows)?;
         if !is_pooled {
             self.unprepared.lock().push(sql);

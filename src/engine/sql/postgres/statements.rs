@@ -1,5 +1,7 @@
 //! The statements of the store, with its table names.
 
+use std::time::Duration;
+
 use tokio_postgres::types::Type;
 
 /// A statement: its index in [`Statements`].
@@ -24,10 +26,11 @@ pub(super) enum Sql {
     List,
     Sweep,
     ExpiredPositions,
+    Rights,
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 19] = [
+const FILES: [(Sql, &str, &[Type]); 20] = [
     (
         Sql::Acquire,
         include_str!("statements/single/acquire.sql"),
@@ -148,11 +151,14 @@ const FILES: [(Sql, &str, &[Type]); 19] = [
         include_str!("statements/expired_positions.sql"),
         &[Type::INT8, Type::INT8],
     ),
+    (Sql::Rights, include_str!("statements/rights.sql"), &[]),
 ];
 
 /// A statement with its table names.
 pub(super) struct Statement {
     pub text: String,
+    /// The text for a session behind a pooler, which has no settings of its own: the statement limits its wait for a locked row.
+    pub pooled: String,
     pub types: &'static [Type],
 }
 
@@ -160,12 +166,15 @@ pub(super) struct Statement {
 pub(super) struct Statements {
     /// Creates the tables, as one transaction.
     pub schema: String,
+    /// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then. Behind a
+    /// pooler a session does not have these settings.
+    pub begin: String,
     all: Vec<Statement>,
 }
 
 impl Statements {
-    /// Creates the statements for `table`: `name` or `schema.name`, both safe inside quotes.
-    pub(super) fn new(table: &str) -> Self {
+    /// Creates the statements for `table`: `name` or `schema.name`, both safe inside quotes. They wait for a locked row for `lock_wait`.
+    pub(super) fn new(table: &str, lock_wait: Duration) -> Self {
         let (schema, name) = table
             .split_once('.')
             .map_or((None, table), |(schema, name)| (Some(schema), name));
@@ -182,8 +191,11 @@ impl Statements {
                 .replace("{queue_index}", &format!("\"{name}_waiters_queue\""))
                 .replace("{process_index}", &format!("\"{name}_waiters_process\""))
         };
+        let lock_wait_ms = lock_wait.as_millis();
+        let pooled_limit = format!(", set_config('lock_timeout', '{lock_wait_ms}', true)");
         let all = FILES.iter().map(|(_, file, types)| Statement {
-            text: of_file(file),
+            text: of_file(file).replace("{lock_timeout}", ""),
+            pooled: of_file(file).replace("{lock_timeout}", &pooled_limit),
             types,
         });
         Statements {
@@ -191,6 +203,10 @@ impl Statements {
             schema: format!(
                 "BEGIN; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({SCHEMA_LOCK}); {} COMMIT;",
                 of_file(include_str!("statements/schema.sql"))
+            ),
+            begin: format!(
+                "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
+                 SET LOCAL lock_timeout = {lock_wait_ms}; SET LOCAL client_min_messages = warning"
             ),
             all: all.collect(),
         }
@@ -228,12 +244,19 @@ mod tests {
 
     #[test]
     fn table_names_are_quoted() {
-        let statements = Statements::new("app.locks");
+        let statements = Statements::new("app.locks", Duration::from_secs(1));
         let text = &statements.get(Sql::Write).text;
         assert!(
             text.contains("\"app\".\"locks\" AS l") && text.contains("\"app\".\"locks_waiters\""),
             "{text}"
         );
-        assert!(!statements.all().iter().any(|one| one.text.contains('{')));
+        assert!(
+            !statements
+                .all()
+                .iter()
+                .any(|one| one.text.contains('{') || one.pooled.contains('{'))
+        );
+        let limited = statements.all().iter().filter(|one| one.text != one.pooled);
+        assert_eq!(limited.count(), 2, "the attempts");
     }
 }

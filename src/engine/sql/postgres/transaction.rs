@@ -2,7 +2,7 @@
 //! their queues. The second one writes the result.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use tokio_postgres::Row;
 
@@ -10,21 +10,11 @@ use super::listener::text_of;
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::sql::ledger::{self, Changes, Ledger, Notification, Position, StoredName, Waiter};
+use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::Failure;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
-use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 use crate::model::Process;
-
-/// The statements that begin a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
-/// Behind a pooler a session does not have these settings.
-pub(super) static BEGIN: LazyLock<String> = LazyLock::new(|| {
-    let lock_wait_ms = LOCK_WAIT.as_millis();
-    format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
-         SET LOCAL lock_timeout = {lock_wait_ms}; SET LOCAL client_min_messages = warning"
-    )
-});
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
@@ -34,7 +24,7 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     let statements = async {
         tokio::join!(
             biased;
-            session.execute(&BEGIN),
+            session.execute(&session.statements().begin),
             async { session.query(Sql::Lock, &[&names, &created]).await },
             async { session.query(Sql::Rows, &[&names]).await },
             async { session.query(Sql::Queue, &[&names, &plan.owners, &front]).await },

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Outcome;
 use super::error::{Failure, Kind};
+use super::Outcome;
 use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::event_loop::{EventLoop, Task};
 
@@ -87,6 +87,13 @@ impl Connections {
         self.usual_us.store(took.max(usual - usual / 8), Ordering::Relaxed);
     }
 
+    /// How long a statement waits for a locked row, if the server can limit that: at most half of the store timeout, so that the calls
+    /// which share the statement are executed without that row.
+    #[cfg(feature = "postgres")]
+    pub(in crate::engine::sql) fn lock_wait(&self) -> Duration {
+        super::LOCK_WAIT.min(self.store_timeout / 2)
+    }
+
     /// Returns the current epoch: that of a connection which is opened now.
     pub(in crate::engine::sql) fn epoch(&self) -> u64 {
         *self.epoch.borrow()
@@ -139,6 +146,7 @@ impl Connection {
 
     /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
     /// connection was silent. Then cancels them. If the server confirms that, and cancels nothing later, the connection stays usable.
+    /// Cancelled before the store timeout, they have failed because of a lock.
     pub(in crate::engine::sql) async fn within_limit<T>(
         &self,
         statements: impl Future<Output = Outcome<T>>,
@@ -150,16 +158,16 @@ impl Connection {
     pub(super) async fn within<T>(&self, limit: Duration, statements: impl Future<Output = Outcome<T>>) -> Outcome<T> {
         let since = Instant::now();
         let mut statements = pin!(statements);
-        tokio::select! {
+        let is_late = tokio::select! {
             biased;
             outcome = &mut statements => {
                 self.connections.record(since.elapsed());
                 return outcome;
             }
-            () = tokio::time::sleep(limit) => {}
-            () = self.connections.are_suspect(since) => {}
-            () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => {}
-        }
+            () = tokio::time::sleep(limit) => true,
+            () = self.connections.are_suspect(since) => false,
+            () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => false,
+        };
         let waited = since.elapsed();
         let unanswered = |kind| Err(Failure::unanswered(&self.connections, waited, kind));
         let mut cancellations = Vec::new();
@@ -172,8 +180,13 @@ impl Connection {
             let cancelled = timeout(CANCELLATION, join_all(cancellations)).await;
             let are_done = cancelled.is_ok_and(|all| all.iter().all(|one| matches!(one, Ok(true))));
             self.has_late_cancellation.fetch_or(!are_done, Ordering::Relaxed);
-            // A cancelled commit succeeds without the standby that it waited for.
-            return unanswered(outcome.err().map_or(Kind::Busy, |failure| failure.kind()));
+            return unanswered(match outcome {
+                // The server answers, so the statement waited for a lock. Only the callers that were dropped had no more time.
+                Err(failure) if failure.kind() == Kind::Busy && !is_late => Kind::Locked,
+                Err(failure) => failure.kind(),
+                // A cancelled commit succeeds without the standby that it waited for.
+                Ok(_) => Kind::Busy,
+            });
         }
         unanswered(Kind::Broken)
     }

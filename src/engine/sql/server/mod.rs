@@ -11,7 +11,7 @@
 //! Transactions lock the rows of their names in the order of the names, and read the queue after that. No state of a lock is in a
 //! session of the server.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use self::slot::{Slot, open_first};
 use self::transaction::{Plan, Prefix};
 use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
-use self::worker::Worker;
+use self::worker::{LockedNames, Worker};
 use super::Page;
 use super::calls::Calls;
 use super::jobs::{self, Failed, Limit};
@@ -168,13 +168,14 @@ impl<S: Server> ServerEngine<S> {
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
         let (transactions, transaction_jobs) = jobs::queue(S::TRANSACTION_LIMIT);
+        let locked: Arc<LockedNames> = Arc::default();
         let worker = Worker {
             slot: Slot::new(server.clone(), None),
             prefix: prefix.clone(),
             waiters: waiters.clone(),
             names: named,
             waiting: VecDeque::new(),
-            locked: HashSet::new(),
+            locked: locked.clone(),
             failure: None,
         };
         let single = SingleWorker {
@@ -184,6 +185,7 @@ impl<S: Server> ServerEngine<S> {
                 waiters: waiters.clone(),
                 transactions,
                 names,
+                locked,
                 forwarded: ForwardedOwners::default(),
                 queued: QueuedNames::default(),
                 timers: Timers::default(),
@@ -208,6 +210,10 @@ impl<S: Server> ServerEngine<S> {
 impl<S: Server> Engine for ServerEngine<S> {
     fn name(&self) -> &'static str {
         self.server.connections().engine
+    }
+
+    fn address(&self) -> String {
+        self.server.connections().address.to_string()
     }
 
     fn ordered(&self) -> bool {

@@ -21,7 +21,7 @@ use super::single_calls::{
 use super::slot::Slot;
 use super::transaction::{CheckedNames, Prefix};
 use super::waiters::Waiters;
-use super::worker::cause;
+use super::worker::{LockedNames, cause};
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
@@ -83,6 +83,7 @@ pub(super) struct Shared<S: Server> {
     /// The queue of the transactions.
     pub transactions: Sender,
     pub names: mpsc::UnboundedSender<CheckedNames>,
+    pub locked: Arc<LockedNames>,
     pub forwarded: ForwardedOwners,
     pub queued: QueuedNames,
     pub timers: Timers,
@@ -182,12 +183,12 @@ async fn serve<S: Server>(
             slot = ended(&mut attempts) => idle.push(slot),
             slot = ended(&mut changes) => idle.push(slot),
             slot = ended(&mut reads) => idle.push(slot),
-            Some(names) = checks.recv(), if free[0] => {
+            Some(names) = checks.recv(), if free[1] => {
                 let mut all = names;
                 while let Ok(more) = checks.try_recv() {
                     all.extend(more);
                 }
-                changes = Some(Box::pin(shared.check(slot(), all)));
+                reads = Some(Box::pin(shared.check(slot(), all)));
             }
             () = shared.timers.sweep(), if free[1] => reads = Some(Box::pin(shared.sweep(slot()))),
             next = jobs.next_of_parts(&mut batch, free), if free != [false; 3] => {
@@ -273,7 +274,8 @@ impl<S: Server> Shared<S> {
                 }
                 Job::Acquire(claims, ..)
                     if matches!(&claims[..], [claim] if claim.keys().len() == 1)
-                        && !(claims[0].waiting && self.has_waiters(&claims[0])) =>
+                        && !(claims[0].waiting && self.has_waiters(&claims[0]))
+                        && !self.is_locked(&claims[0]) =>
                 {
                     let name = &claims[0].keys()[0];
                     if names.contains(name) {
@@ -296,6 +298,11 @@ impl<S: Server> Shared<S> {
     /// Whether a single statement would certainly find a queue.
     fn has_waiters(&self, claim: &Claim) -> bool {
         self.waiters.known.is_waited_for(&claim.keys()[0])
+    }
+
+    /// Whether another program has locked the row of the name: the calls of a statement would wait for it.
+    fn is_locked(&self, claim: &Claim) -> bool {
+        !self.locked.is_empty() && self.locked.contain(&self.prefix.stored(&claim.keys()[0]))
     }
 
     /// Whether the name of a release is likely to have a queue.

@@ -3,7 +3,7 @@
 //! A transaction is two packets. The first one locks the rows of all names in their order, and reads them and their queues. The calls
 //! are then made in `sql/ledger/`, and the second packet writes the result.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::error::{Failure, Kind};
@@ -38,9 +38,9 @@ pub(super) enum CheckedNames {
 }
 
 impl CheckedNames {
-    /// Returns the names that are not in a set.
-    pub(super) fn without(&self, names: &HashSet<StoredName>) -> Self {
-        let left = |all: &[StoredName]| all.iter().filter(|name| !names.contains(*name)).cloned().collect();
+    /// Returns the names that are not locked.
+    pub(super) fn without(&self, is_locked: impl Fn(&StoredName) -> bool) -> Self {
+        let left = |all: &[StoredName]| all.iter().filter(|name| !is_locked(name)).cloned().collect();
         match self {
             CheckedNames::Free(all) => CheckedNames::Free(left(all)),
             CheckedNames::WithExpiredPositions(all) => CheckedNames::WithExpiredPositions(left(all)),

@@ -29,6 +29,9 @@ const SWEEP_GAP: Duration = Duration::from_millis(20);
 /// Maximum number of names of one transaction of a sweep.
 pub(in crate::engine::sql) const SWEEP_NAMES: i64 = 64;
 
+/// Maximum number of names of one check.
+const CHECK_LIMIT: usize = 1024;
+
 /// What a check reads.
 pub(in crate::engine::sql) struct Checked {
     /// The server's clock.
@@ -63,9 +66,13 @@ impl<S: Server> Shared<S> {
     pub(super) async fn check(&self, mut slot: Slot<S>, mut names: Vec<Key>) -> Slot<S> {
         // One check for several names, instead of one for each.
         names.extend(self.waiters.due_soon());
-        names.sort_unstable();
-        names.dedup();
-        if let Err(failure) = self.check_names(&mut slot, &names).await {
+        let mut seen = HashSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+        let (names, later) = names.split_at(names.len().min(CHECK_LIMIT));
+        if !later.is_empty() {
+            self.waiters.check(later.to_vec());
+        }
+        if let Err(failure) = self.check_names(&mut slot, names, &seen).await {
             // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
             tracing::debug!(%failure, "a heartbeat failed");
             let names: HashSet<&Key> = names.iter().collect();
@@ -74,7 +81,8 @@ impl<S: Server> Shared<S> {
         slot
     }
 
-    async fn check_names(&self, slot: &mut Slot<S>, names: &[Key]) -> Outcome<()> {
+    /// Checks `names`. `all`: those with a waiter whose position the heartbeat must have kept alive.
+    async fn check_names(&self, slot: &mut Slot<S>, names: &[Key], all: &HashSet<Key>) -> Outcome<()> {
         let now = Instant::now();
         let last = *self.timers.heartbeat_at.lock();
         let is_due = last.is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
@@ -119,8 +127,7 @@ impl<S: Server> Shared<S> {
             let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
             let kept: HashSet<OwnerToken> = kept.collect();
             // Others were handed a name, and the message was lost.
-            let names: HashSet<&Key> = names.iter().collect();
-            known.wake_where(|name, owner| names.contains(name) && !kept.contains(owner));
+            known.wake_where(|name, owner| all.contains(name) && !kept.contains(owner));
         }
         match free.is_empty() {
             true => Ok(()),

@@ -232,7 +232,6 @@ impl<S: Server> Waiters<S> {
     }
 
     /// Requests a check of names.
-    #[cfg(any(feature = "postgres", test))]
     pub(in crate::engine::sql) fn check(&self, names: Vec<Key>) {
         let _ = self.checks.send(names);
     }

@@ -4,12 +4,15 @@
 //! same time share a transaction. `sql/jobs.rs` has their order.
 //!
 //! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). The jobs with locked rows then wait until these are
-//! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them.
+//! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them. Some locks cannot be read:
+//! of rows that are not committed, and of gaps between rows. Then each attempt is executed apart, and after one has found a lock, the
+//! next follow after the other jobs.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
@@ -33,16 +36,44 @@ pub(super) struct Worker<S: Server> {
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
     /// Jobs that wait for a locked row, and later jobs that must follow one of them, in the order of their arrival.
     pub waiting: VecDeque<WaitingJob>,
-    /// The names whose rows another transaction had locked when this was last read.
-    pub locked: HashSet<StoredName>,
+    pub locked: Arc<LockedNames>,
     /// The last failure because of a locked row.
     pub failure: Option<Failure>,
+}
+
+/// The names whose rows another transaction had locked when this was last read. Single statements leave their attempts to the
+/// transactions.
+#[derive(Default)]
+pub(super) struct LockedNames(Mutex<HashSet<StoredName>>);
+
+impl LockedNames {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    pub(super) fn contain(&self, name: &StoredName) -> bool {
+        self.0.lock().contains(name)
+    }
+
+    fn all(&self) -> Vec<StoredName> {
+        self.0.lock().iter().cloned().collect()
+    }
+
+    fn add(&self, names: Vec<StoredName>) {
+        self.0.lock().extend(names);
+    }
+
+    fn replace(&self, names: Vec<StoredName>) {
+        *self.0.lock() = names.into_iter().collect();
+    }
 }
 
 /// A job, and since when it has been executed or waited.
 pub(super) struct WaitingJob {
     job: Job,
     since: Instant,
+    /// Whether it is executed apart: it may have found a lock that cannot be read.
+    is_apart: bool,
 }
 
 /// What the task executes next.
@@ -82,7 +113,8 @@ impl<S: Server> Worker<S> {
                 Some(Work::Names(names)) => self.hand_off(names).await,
                 Some(Work::Jobs) => {
                     let since = Instant::now();
-                    let jobs = batch.drain(..).map(|job| WaitingJob { job, since });
+                    let is_apart = false;
+                    let jobs = batch.drain(..).map(|job| WaitingJob { job, since, is_apart });
                     let ready = self.unless_waiting(jobs.collect());
                     self.execute(ready).await;
                 }
@@ -92,7 +124,18 @@ impl<S: Server> Worker<S> {
     }
 
     /// Executes jobs. Those with a locked row wait.
-    async fn execute(&mut self, mut batch: Vec<WaitingJob>) {
+    async fn execute(&mut self, batch: Vec<WaitingJob>) {
+        let mut attempts = Vec::new();
+        let mut others = batch;
+        if self.waiting.iter().any(|job| job.is_apart) {
+            // An attempt may find a lock that cannot be read: the other jobs do not share its transaction.
+            (attempts, others) = others.into_iter().partition(|job| matches!(job.job, Job::Acquire(..)));
+        }
+        self.execute_together(others).await;
+        self.execute_together(attempts).await;
+    }
+
+    async fn execute_together(&mut self, mut batch: Vec<WaitingJob>) {
         loop {
             let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
             if jobs.is_empty() {
@@ -100,14 +143,16 @@ impl<S: Server> Worker<S> {
             }
             let outcome = self.transact_twice(&mut jobs, None).await;
             let (kind, count) = (outcome.as_ref().err().map(Failure::kind), jobs.len());
+            let is_apart = false;
             batch = std::iter::zip(jobs, since)
-                .map(|(job, since)| WaitingJob { job, since })
+                .map(|(job, since)| WaitingJob { job, since, is_apart })
                 .collect();
             match kind {
                 Some(Kind::Locked) => {
                     self.failure = outcome.err();
-                    if let Err(failure) = self.read_locked(&batch, Vec::new()).await {
-                        return batch.into_iter().for_each(|job| job.job.answer(Some(&failure)));
+                    match self.read_locked(&batch, Vec::new()).await {
+                        Ok(locked) => self.locked.add(locked),
+                        Err(failure) => return batch.into_iter().for_each(|job| job.job.answer(Some(&failure))),
                     }
                     batch = self.unless_waiting(batch);
                     if batch.len() == count {
@@ -120,16 +165,26 @@ impl<S: Server> Worker<S> {
                 _ => return batch.into_iter().for_each(|job| job.job.answer(cause(&outcome))),
             }
         }
-        if batch.len() == 1 {
-            return self.waiting.extend(batch);
-        }
+        self.execute_apart(batch).await;
+    }
+
+    /// Executes each job on its own, attempts last. After one that found a lock, the others wait.
+    async fn execute_apart(&mut self, mut batch: Vec<WaitingJob>) {
+        batch.sort_by_key(|job| matches!(job.job, Job::Acquire(..)));
+        let mut has_found_lock = false;
         for job in batch {
             for mut job in self.unless_waiting(vec![job]) {
-                let outcome = self.transact_twice(std::slice::from_mut(&mut job.job), None).await;
-                match &outcome {
-                    Err(failure) if failure.kind() == Kind::Locked => self.waiting.push_back(job),
-                    _ => job.job.answer(cause(&outcome)),
+                if !has_found_lock {
+                    let outcome = self.transact_twice(std::slice::from_mut(&mut job.job), None).await;
+                    has_found_lock = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
+                    if !has_found_lock {
+                        job.job.answer(cause(&outcome));
+                        continue;
+                    }
+                    self.failure = outcome.err();
                 }
+                job.is_apart = true;
+                self.waiting.push_back(job);
             }
         }
     }
@@ -138,12 +193,13 @@ impl<S: Server> Worker<S> {
     /// `true`: there are more.
     async fn retry(&mut self) -> bool {
         if self.waiting.is_empty() {
-            self.locked.clear();
+            self.locked.replace(Vec::new());
             return false;
         }
         let waiting = Vec::from(std::mem::take(&mut self.waiting));
-        let (store_timeout, locked) = (self.slot.connections().store_timeout, std::mem::take(&mut self.locked));
-        let read = self.read_locked(&waiting, locked.into_iter().collect()).await;
+        let store_timeout = self.slot.connections().store_timeout;
+        let read = self.read_locked(&waiting, self.locked.all()).await;
+        let read = read.map(|locked| self.locked.replace(locked));
         let (mut ready, mut claims, most) = (Vec::new(), 0, S::TRANSACTION_LIMIT.claims);
         for job in waiting {
             if job.job.is_cancelled() {
@@ -160,14 +216,16 @@ impl<S: Server> Worker<S> {
                 ready.extend(free);
             }
         }
-        self.execute(ready).await;
+        let (apart, together) = ready.into_iter().partition(|job| job.is_apart);
+        self.execute(together).await;
+        self.execute_apart(apart).await;
         claims >= most
     }
 
     /// Hands names off. The next check finds the names again that have a locked row.
     async fn hand_off(&mut self, names: CheckedNames) {
         for _ in 0..2 {
-            let names = names.without(&self.locked);
+            let names = names.without(|name| self.locked.contain(name));
             if names.is_empty() {
                 return;
             }
@@ -179,14 +237,15 @@ impl<S: Server> Worker<S> {
                 return;
             }
             self.failure = Some(failure);
-            if self.read_locked(&[], names.into_names()).await.is_err() {
-                return;
+            match self.read_locked(&[], names.into_names()).await {
+                Ok(locked) => self.locked.add(locked),
+                Err(_) => return,
             }
         }
     }
 
-    /// Reads which names of jobs, and which other names, have a row that another transaction has locked.
-    async fn read_locked(&mut self, jobs: &[WaitingJob], others: Vec<StoredName>) -> Outcome<()> {
+    /// Returns which names of jobs, and which other names, have a row that another transaction has locked.
+    async fn read_locked(&mut self, jobs: &[WaitingJob], others: Vec<StoredName>) -> Outcome<Vec<StoredName>> {
         let of_jobs = jobs.iter().flat_map(|job| job.job.keys());
         let mut names: Vec<StoredName> = of_jobs.map(|key| self.prefix.stored(key)).chain(others).collect();
         names.sort_unstable();
@@ -194,8 +253,7 @@ impl<S: Server> Worker<S> {
         let session = self.slot.session().await?;
         let connection = session.connection().clone();
         let locked = connection.within_limit(session.locked_names(&names)).await;
-        self.locked.extend(self.slot.settle(locked)?);
-        Ok(())
+        self.slot.settle(locked)
     }
 
     /// Returns jobs. Those with a locked row, and those that must follow a waiting job, wait. A divisible one fails instead: its caller
@@ -203,7 +261,7 @@ impl<S: Server> Worker<S> {
     fn unless_waiting(&mut self, jobs: Vec<WaitingJob>) -> Vec<WaitingJob> {
         let mut ready = Vec::new();
         for job in jobs {
-            let is_locked = |key: &Key| self.locked.contains(&self.prefix.stored(key));
+            let is_locked = |key: &Key| self.locked.contain(&self.prefix.stored(key));
             let has_locked = job.job.keys().into_iter().any(is_locked);
             if !has_locked && !self.waiting.iter().any(|earlier| job.job.must_follow(&earlier.job)) {
                 ready.push(job);

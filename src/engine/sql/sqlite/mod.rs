@@ -99,6 +99,10 @@ impl Engine for SqliteEngine {
         NAME
     }
 
+    fn address(&self) -> String {
+        self.path.display().to_string()
+    }
+
     fn ordered(&self) -> bool {
         true
     }

@@ -67,7 +67,7 @@ type Refreshing = Shared<BoxFuture<'static, Result<(), Failure>>>;
 
 /// The connections to all nodes of a cluster.
 pub(in super::super) struct Cluster {
-    config: RedisConfig,
+    pub(super) config: RedisConfig,
     pub(in super::super) runtime: Handle,
     state: Mutex<State>,
     /// Notified when the map has changed.

@@ -81,7 +81,9 @@ impl Options {
             match (name.as_str(), value.as_str()) {
                 ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = Some(true),
                 ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = Some(false),
-                ("pooler" | "pgbouncer", _) => return Err("a URL with a pooler that is not known"),
+                ("pooler" | "pgbouncer", _) => {
+                    return Err("a URL with another value of pooler than transaction and none");
+                }
                 ("schema", schema) => options.schema = Some(schema.to_owned()),
                 (name, _) if POOL_OPTIONS.contains(&name) => {}
                 ("host", hosts) => options.hosts = hosts.split(',').map(str::to_owned).collect(),
@@ -363,7 +365,7 @@ fn ssl_mode(argument: &str, options: &Options, settings: &Settings) -> Result<(S
         (Some(_), _) if of_url => Err(LockError::invalid(
             argument,
             RULE,
-            "a URL with an sslmode that is not known",
+            "a URL with another sslmode than disable, allow, prefer, require, verify-ca and verify-full",
         )),
         (Some(mode), _) => Err(LockError::invalid("PGSSLMODE", MODES, format_args!("{mode:?}"))),
     }

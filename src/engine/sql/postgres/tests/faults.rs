@@ -150,7 +150,9 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     let Some(mut database) = Database::create().await else {
         return;
     };
-    let engine = database.engine_with(brief()).await;
+    // Statements without a limit of their own.
+    let url = format!("{}?options=-c%20lock_timeout%3D0", database.url);
+    let engine = open(&url, &brief()).await;
     let watcher = connect(&database.url).await;
     let lock = database.client.transaction().await.unwrap();
     lock.batch_execute("LOCK TABLE locks").await.unwrap();
@@ -174,6 +176,24 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     assert_eq!(held.into_iter().map(|info| info.name).collect::<Vec<_>>(), ["after"]);
 }
 
+/// With a store timeout of less than 2 s, calls that share a statement with one for a locked row are executed without it.
+#[tokio::test]
+async fn a_locked_row_rejects_no_other_call_with_a_short_store_timeout() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let settings = Settings {
+        store_timeout: Duration::from_secs(1),
+        ..Settings::default()
+    };
+    let engine = database.engine_with(settings).await;
+    lock_row(&mut database, &engine, "locked").await;
+    let locked = attempting(&engine, &claim(&["locked"]));
+    let others: Vec<Claim> = (0..8).map(|index| claim(&[&format!("n{index}")])).collect();
+    join_all(others.iter().map(|ours| acquire(&engine, ours))).await;
+    assert!(locked.await.unwrap().unwrap_err().retryable);
+}
+
 /// The locks of a stopped process end with its session, and the other calls of the same names go on.
 #[tokio::test]
 async fn a_transaction_without_an_end_is_ended_by_the_server() {
@@ -184,7 +204,7 @@ async fn a_transaction_without_an_end_is_ended_by_the_server() {
     let ours = claim(&["n"]);
     acquire(&engine, &ours).await;
     let stopped = connect(&database.url).await;
-    stopped.batch_execute(&super::super::transaction::BEGIN).await.unwrap();
+    stopped.batch_execute(&engine.server.statements.begin).await.unwrap();
     stopped
         .batch_execute("SELECT FROM locks WHERE name = 'n' FOR UPDATE")
         .await

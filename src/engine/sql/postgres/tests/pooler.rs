@@ -1,5 +1,7 @@
 //! The contract behind PgBouncer in transaction mode.
 
+use futures_util::future::join_all;
+
 use super::*;
 
 const POOLER: &str = "HOLDFAST_TEST_PGBOUNCER_URL";
@@ -30,6 +32,60 @@ async fn a_pooler_is_detected_before_the_first_call() {
         assert_eq!(release(engine, &ours).await, Released::Freed);
     }
     assert!(engines.iter().all(|engine| engine.server.is_pooled()));
+}
+
+/// A session behind a pooler has no settings, so the statements limit their wait.
+#[tokio::test]
+async fn a_locked_row_behind_a_pooler_delays_only_the_calls_for_its_name() {
+    let Some(url) = url_of(POOLER) else { return };
+    let prefix = format!("t{}:", OwnerToken::fresh().as_str());
+    let settings = Settings {
+        key_prefix: Some(prefix.clone()),
+        ..Settings::default()
+    };
+    let engine = open(&format!("{url}?pooler=transaction"), &settings).await;
+    let free = claim(&["locked"]);
+    acquire(&engine, &free).await;
+    release(&engine, &free).await;
+    let program = connect(&url).await;
+    let lock = format!("BEGIN; SELECT FROM locks WHERE name = '{prefix}locked' FOR UPDATE");
+    program.batch_execute(&lock).await.unwrap();
+    // One attempt of a statement, and attempts that share one.
+    for count in [0, 8] {
+        let locked = attempting(&engine, &claim(&["locked"]));
+        let others: Vec<Claim> = (0..count).map(|index| claim(&[&format!("n{index}")])).collect();
+        join_all(others.iter().map(|ours| acquire(&engine, ours))).await;
+        assert!(locked.await.unwrap().unwrap_err().retryable);
+    }
+}
+
+/// The connection to `listenUrl` is confirmed by a notification. Without it, waiters poll.
+#[tokio::test]
+async fn waiters_poll_if_listen_url_receives_nothing() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    for (url, is_notified) in [(url_of(SERVER).unwrap(), false), (database.url.clone(), true)] {
+        let settings = Settings {
+            listen_url: Some(url),
+            ..Settings::default()
+        };
+        let engine = database.engine_with(settings).await;
+        let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+        acquire(&engine, &holder).await;
+        let _subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+        busy(&engine, &waiter).await;
+        // Each confirmation takes 1 s at most.
+        let mut seen = Vec::new();
+        for _ in 0..30 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            seen.push(engine.server.can_listen());
+        }
+        assert_eq!(seen.last(), Some(&is_notified), "{seen:?}");
+        assert!(!is_notified || seen.iter().all(|one| *one), "{seen:?}");
+        release(&engine, &waiter).await;
+        release(&engine, &holder).await;
+    }
 }
 
 /// The pooler keeps the session of a client, and the URL says so: statements are prepared, and notifications arrive.

@@ -62,7 +62,36 @@ async fn a_role_with_the_documented_rights_is_enough() {
     .unwrap();
     let error = PostgresEngine::connect(config).await.unwrap_err();
     assert!(
-        !error.retryable && error.to_string().contains("permission denied"),
+        !error.retryable
+            && error
+                .to_string()
+                .contains("permission denied for schema app [42501] (the user needs USAGE"),
+        "{error}"
+    );
+}
+
+/// A missing right is found by `connect`, and not by the first call that meets a queue.
+#[tokio::test]
+async fn a_missing_right_fails_the_connection() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    database.engine().await;
+    let role = format!("r{}", &database.name[1..20]);
+    database
+        .execute(&format!(
+            "CREATE ROLE {role} LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON locks TO {role}; \
+             GRANT SELECT, INSERT, UPDATE ON locks_waiters TO {role}"
+        ))
+        .await;
+    let url = database.url.replace("holdfast@", &format!("{role}@"));
+    let config = PostgresConfig::parse(&url, &Settings::default()).unwrap();
+    let error = PostgresEngine::connect(config).await.unwrap_err();
+    assert!(
+        !error.retryable
+            && error
+                .to_string()
+                .contains("no right to DELETE on \"locks_waiters\" (the user needs"),
         "{error}"
     );
 }
@@ -105,7 +134,13 @@ async fn tables_with_other_columns_are_a_permanent_error() {
     database.execute("CREATE TABLE locks (name bytea PRIMARY KEY)").await;
     let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
     let error = PostgresEngine::connect(config).await.unwrap_err();
-    assert!(!error.retryable, "{error}");
+    assert!(
+        !error.retryable
+            && error
+                .to_string()
+                .contains("[42703] (a table of this name is not one of holdfast"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

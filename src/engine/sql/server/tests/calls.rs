@@ -9,7 +9,11 @@ use crate::engine::Renewed;
 use crate::engine::contract::PAGE;
 
 /// Locks the row of a free name as another program.
-async fn lock_row<D: TestDatabase>(database: &mut D, engine: &Arc<ServerEngine<D::Server>>, name: &str) {
+pub(in crate::engine::sql) async fn lock_row<D: TestDatabase>(
+    database: &mut D,
+    engine: &Arc<ServerEngine<D::Server>>,
+    name: &str,
+) {
     let first = claim(&[name]);
     acquire(engine, &first).await;
     assert_eq!(release(engine, &first).await, Released::Freed);
@@ -91,7 +95,7 @@ fn answer<T>(outcome: crate::engine::Result<T>) -> Option<T> {
 }
 
 /// Makes an attempt in a task.
-fn attempting<S: Server>(
+pub(in crate::engine::sql) fn attempting<S: Server>(
     engine: &Arc<ServerEngine<S>>,
     ours: &Claim,
 ) -> tokio::task::JoinHandle<crate::engine::Result<Acquired>> {
@@ -171,6 +175,27 @@ pub(in crate::engine::sql) async fn a_locked_row_delays_only_the_calls_for_its_n
         })
         .await;
     }
+}
+
+/// Callers have less time than the store timeout, and are dropped. The calls that share their statement are executed without them.
+pub(in crate::engine::sql) async fn a_locked_row_rejects_no_other_call_when_callers_are_dropped<D: TestDatabase>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    lock_row(database, &engine, "locked").await;
+    let waits = [200, 300].map(|ms| {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            let ours = claim(&["locked"]);
+            tokio::time::timeout(Duration::from_millis(ms), engine.try_acquire(&ours)).await
+        })
+    });
+    let others: Vec<Claim> = (0..8).map(|index| claim(&[&format!("n{index}")])).collect();
+    join_all(others.iter().map(|ours| acquire(&engine, ours))).await;
+    for attempt in waits {
+        assert!(attempt.await.unwrap().is_err(), "the row is locked");
+    }
+    database.execute("ROLLBACK").await;
 }
 
 /// The rows of ten leases are locked. A renewal of two names waits for one of them at most.
@@ -298,4 +323,79 @@ pub(in crate::engine::sql) async fn an_uncommitted_row_delays_other_calls_once<D
     for attempt in attempts {
         answer(attempt.await.unwrap());
     }
+}
+
+/// As before, with many attempts: renewals wait for one of them at most.
+pub(in crate::engine::sql) async fn many_uncommitted_rows_delay_renewals_once<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    let pair = claim(&["a", "b"]);
+    acquire(&engine, &pair).await;
+    database.execute("BEGIN").await;
+    let (names, ended): (Vec<String>, _) = ((0..40).map(|index| format!("new{index}")).collect(), D::ago(1));
+    for name in &names {
+        let row = format!("INSERT INTO locks (name, fence, expires_at, since) VALUES ('{name}', 1, {ended}, {ended})");
+        database.execute(&row).await;
+    }
+    let attempts: Vec<_> = names
+        .iter()
+        .map(|name| attempting(&engine, &claim(&[name, &format!("other-{name}")])))
+        .collect();
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        // A part of the store timeout.
+        let renewed = tokio::time::timeout(Duration::from_secs(4), engine.renew(&pair, pair.ttl)).await;
+        assert!(matches!(renewed, Ok(Ok(Renewed::Extended))), "{renewed:?}");
+    }
+    database.execute("ROLLBACK").await;
+    for attempt in attempts {
+        answer(attempt.await.unwrap());
+    }
+}
+
+/// Half of a burst is for a locked row. Only the first statement waits for it.
+pub(in crate::engine::sql) async fn a_burst_for_a_locked_row_delays_other_calls_once<D: TestDatabase>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    lock_row(database, &engine, "locked").await;
+    let count = D::Server::STATEMENT_LIMIT.claims * 10;
+    let locked: Vec<_> = (0..count).map(|_| attempting(&engine, &claim(&["locked"]))).collect();
+    let others: Vec<Claim> = (0..count).map(|index| claim(&[&format!("n{index}")])).collect();
+    let acquired = join_all(others.iter().map(|ours| acquire(&engine, ours)));
+    let acquired = tokio::time::timeout(Duration::from_secs(10), acquired).await;
+    assert!(
+        acquired.is_ok(),
+        "other calls have waited for each statement with the locked row"
+    );
+    locked.iter().for_each(|attempt| attempt.abort());
+    database.execute("ROLLBACK").await;
+}
+
+/// A release waits for a locked row. A renewal at the same time does not: the lease would end first.
+pub(in crate::engine::sql) async fn a_release_that_waits_delays_no_renewal<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    let locked = claim(&["locked"]);
+    acquire(&engine, &locked).await;
+    database.execute("BEGIN").await;
+    database.execute("UPDATE locks SET pid = 1 WHERE name = 'locked'").await;
+    let mut renewed = Vec::new();
+    // The machine may stand still for longer than the lease.
+    for round in 0..5 {
+        let mut short = claim(&[&format!("n{round}")]);
+        short.ttl = Ttl::clamped(Duration::from_millis(900));
+        acquire(&engine, &short).await;
+        let releasing = tokio::spawn({
+            let (engine, locked) = (engine.clone(), locked.clone());
+            async move { engine.release(&locked, Duration::ZERO).await }
+        });
+        eventually("the release waits", async || database.blocked().await > 0).await;
+        renewed.push(engine.renew(&short, short.ttl).await);
+        if matches!(renewed.last(), Some(Ok(Renewed::Extended))) {
+            database.execute("COMMIT").await;
+            releasing.await.unwrap().unwrap();
+            return;
+        }
+        let _ = releasing.await;
+    }
+    panic!("{renewed:?}");
 }

@@ -185,12 +185,12 @@ pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database:
             count(database, "name = 'old'").await == 0
         })
         .await;
+        // Also the end of the transaction: the clock is moved.
+        eventually("the position is removed", async || {
+            database.number("SELECT COUNT(*) FROM locks_waiters").await == 1
+        })
+        .await;
     }
-    let positions = "SELECT COUNT(*) FROM locks_waiters";
-    eventually("the position is removed", async || {
-        database.number(positions).await == 1
-    })
-    .await;
     assert_eq!(count(database, "name = 'expired' AND queued = 0").await, 1);
     assert_eq!(count(database, "queued = 1").await, 2, "with waiters, also an old one");
     assert_eq!(count(database, "1 = 1").await, SWEEP_LIMIT + 3);

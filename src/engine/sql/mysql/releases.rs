@@ -1,0 +1,104 @@
+//! The single statement that releases names.
+
+use std::collections::HashMap;
+
+use sqlx::mysql::MySqlArguments;
+
+use super::checks::ALL;
+use super::packet::{Bytes, CLOCK, NOW, Packet, Row, list, rows};
+use super::prepared::{add, prepared_size, repeated};
+use super::session::{MysqlSession, Statement};
+use super::tables::Tables;
+use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::single_calls::Freed;
+use crate::model::OwnerToken;
+
+/// Releases live leases of names without a queue.
+pub(super) async fn release(
+    session: &mut MysqlSession,
+    releases: &[(StoredName, OwnerToken)],
+) -> Outcome<HashMap<StoredName, Freed>> {
+    if releases.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let freed = |(name, _): &(StoredName, OwnerToken)| (name.clone(), Freed::without_queue(true));
+    let (affected, released_at) = update_released(session, releases).await?;
+    if affected == releases.len() as u64 {
+        return Ok(releases.iter().map(freed).collect());
+    }
+    if affected == 0 {
+        return Ok(HashMap::new());
+    }
+    // Some names have a queue, their row was locked, or their lease is lost.
+    let mut packet = Packet::default();
+    // A proxy sends a packet that begins with a SELECT to a replica.
+    packet.add(CLOCK);
+    let after = packet.add(format_args!(
+        "SELECT name, owner, since = {released_at}, since > {released_at} FROM {} WHERE name IN ({})",
+        session.server.tables.locks,
+        list(releases.iter().map(|(name, _)| Bytes(name))),
+    ));
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    let after: HashMap<&[u8], &Row> = rows(&answers, after)
+        .iter()
+        .filter_map(|row| Some((row.bytes(0)?, row)))
+        .collect();
+    let (mut released, mut granted_since, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+    for release @ (name, owner) in releases {
+        match after.get(&name[..]) {
+            // It has a queue, or the row was locked: a transaction releases it.
+            Some(row) if row.bytes(1) == Some(owner.as_str().as_bytes()) => {}
+            Some(row) if row.bytes(1).is_none() && row.is_true(2) => released.push(release),
+            Some(row) if row.is_true(2) || row.is_true(3) => granted_since.push(release),
+            _ => lost.push(release),
+        }
+    }
+    // The statement released as many as it has changed. Another caller's grant may have a clock that is older than the release for which
+    // it waited. A transaction answers the rest.
+    for unclear in [granted_since, lost] {
+        if affected >= (released.len() + unclear.len()) as u64 {
+            released.extend(unclear);
+        }
+    }
+    Ok(released.into_iter().map(freed).collect())
+}
+
+/// Executes the statement that releases. Returns how many names were released, and the time of their release.
+async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)]) -> Outcome<(u64, u64)> {
+    if session.prepares {
+        let mut arguments = MySqlArguments::default();
+        repeated(releases).for_each(|(name, _)| add(&mut arguments, &name[..]));
+        repeated(releases).for_each(|(_, owner)| add(&mut arguments, owner.as_str().as_bytes()));
+        let size = prepared_size(releases.len());
+        let text = |tables: &Tables| {
+            let marks = list(std::iter::repeat_n('?', size));
+            release_statement(tables, &marks, &marks)
+        };
+        let prepared = session.run_prepared(Statement::Release(size), text, arguments, |_| Ok(()));
+        if let Some(answer) = prepared.await? {
+            return Ok((answer.affected, answer.insert_id));
+        }
+    }
+    let names = list(releases.iter().map(|(name, _)| Bytes(name)));
+    let owners = list(releases.iter().map(|(_, owner)| Bytes(owner.as_str())));
+    let mut packet = Packet::default();
+    packet.add(release_statement(&session.server.tables, &names, &owners));
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    let answer = answers.first().ok_or_else(|| session.unexpected())?;
+    Ok((answer.affected, answer.insert_id))
+}
+
+/// Returns the statement that releases. Its insert id is the time of the release.
+fn release_statement(tables: &Tables, names: &str, owners: &str) -> String {
+    let locks = &tables.locks;
+    // Skips rows that another transaction has locked.
+    format!(
+        "UPDATE {locks} AS l JOIN (SELECT name FROM {locks} FORCE INDEX (PRIMARY) \
+         WHERE name IN ({names}) AND owner IN ({owners}) AND queued = 0 AND expires_at > {NOW} \
+         LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k ON k.name = l.name \
+         SET l.owner = NULL, l.expires_at = 0, l.since = LAST_INSERT_ID({NOW}), l.metadata = NULL"
+    )
+}
