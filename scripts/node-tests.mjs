@@ -21,6 +21,7 @@ const LONG = [
   'postgres-faults',
   'mysql-faults',
   'postgres-failover',
+  'postgres-pooler',
   'redis-sentinel',
   'mongodb-permissions',
   'outage',

@@ -8,9 +8,9 @@ use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, r
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
 use crate::engine::sql::ledger::{self, Changes, Entered, Ledger, Position, StoredName, Waiter};
-use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
+use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 use crate::model::Process;
 
 /// How long the server waits for the end of a transaction, in seconds. A process that is stopped during one holds the locks of its
@@ -23,7 +23,7 @@ pub(super) const UNION: usize = 32;
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
     let mut packet = Packet::default();
-    begin(&mut packet);
+    begin(&mut packet, plan);
     let Tables { locks, waiters, .. } = &session.server.tables;
     lock(&mut packet, locks, plan);
     packet.add(CLOCK);
@@ -58,8 +58,12 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
 }
 
 /// Adds the begin of a transaction.
-pub(super) fn begin(packet: &mut Packet) {
-    packet.add(format_args!("SET SESSION wait_timeout = {STOPPED_S}"));
+pub(super) fn begin(packet: &mut Packet, plan: &Plan) {
+    // MySQL takes 0 as 1.
+    let lock_wait_s = if plan.is_brief { 0 } else { LOCK_WAIT.as_secs() };
+    packet.add(format_args!(
+        "SET SESSION wait_timeout = {STOPPED_S}, innodb_lock_wait_timeout = {lock_wait_s}"
+    ));
     packet.add("START TRANSACTION");
 }
 

@@ -154,6 +154,9 @@ const FILES: [(Sql, &str, &[Type]); 20] = [
     (Sql::Rights, include_str!("statements/rights.sql"), &[]),
 ];
 
+/// How long a transaction with [`Plan::is_brief`](crate::engine::sql::server::transaction::Plan) waits for a lock.
+const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
+
 /// A statement with its table names.
 pub(super) struct Statement {
     pub text: String,
@@ -166,9 +169,8 @@ pub(super) struct Statement {
 pub(super) struct Statements {
     /// Creates the tables, as one transaction.
     pub schema: String,
-    /// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then. Behind a
-    /// pooler a session does not have these settings.
-    pub begin: String,
+    /// The begins of a transaction, with the usual limit for the wait for a lock and with a brief one.
+    begins: [String; 2],
     all: Vec<Statement>,
 }
 
@@ -204,12 +206,20 @@ impl Statements {
                 "BEGIN; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({SCHEMA_LOCK}); {} COMMIT;",
                 of_file(include_str!("statements/schema.sql"))
             ),
-            begin: format!(
-                "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
-                 SET LOCAL lock_timeout = {lock_wait_ms}; SET LOCAL client_min_messages = warning"
-            ),
+            begins: [lock_wait_ms, BRIEF_LOCK_WAIT.as_millis()].map(|lock_wait_ms| {
+                format!(
+                    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
+                     SET LOCAL lock_timeout = {lock_wait_ms}; SET LOCAL client_min_messages = warning"
+                )
+            }),
             all: all.collect(),
         }
+    }
+
+    /// Returns the statements that begin a transaction. A process that is stopped during one holds the locks of its rows: the server ends its
+    /// session then. Behind a pooler a session does not have these settings.
+    pub(super) fn begin(&self, is_brief: bool) -> &str {
+        &self.begins[usize::from(is_brief)]
     }
 
     /// Returns a statement.

@@ -24,7 +24,7 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     let statements = async {
         tokio::join!(
             biased;
-            session.execute(&session.statements().begin),
+            session.execute(session.statements().begin(plan.is_brief)),
             async { session.query(Sql::Lock, &[&names, &created]).await },
             async { session.query(Sql::Rows, &[&names]).await },
             async { session.query(Sql::Queue, &[&names, &plan.owners, &front]).await },

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::error::{Failure, Kind};
 use super::Outcome;
+use super::error::{Failure, Kind};
 use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::event_loop::{EventLoop, Task};
 

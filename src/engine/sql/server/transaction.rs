@@ -21,6 +21,8 @@ pub(in crate::engine::sql) struct Plan {
     /// Each name, and whether its row is created.
     pub names: BTreeMap<StoredName, bool>,
     pub owners: Vec<String>,
+    /// Whether it waits for a lock as briefly as the server allows: some milliseconds, on MySQL a second.
+    pub is_brief: bool,
     /// Whether each job is a part of it.
     takes: Vec<bool>,
     /// The names that a check found free.

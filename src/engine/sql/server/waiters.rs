@@ -299,7 +299,7 @@ impl<S: Server> Waiters<S> {
     fn warn_of_silence(&self, failure: &Failure) {
         if let Some(warnings) = self.server.warnings() {
             warnings.warn(format!(
-                "the connection that receives notifications of released locks cannot be opened, so that waiters are served up to 2 s late: \
+                "the connection that receives notifications of released locks does not work, so that waiters are served up to 2 s late: \
                  {failure}. Check listenUrl if it is set, the firewall, and the server's limit of connections"
             ));
         }

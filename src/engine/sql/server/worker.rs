@@ -5,8 +5,8 @@
 //!
 //! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). The jobs with locked rows then wait until these are
 //! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them. Some locks cannot be read:
-//! of rows that are not committed, and of gaps between rows. Then each attempt is executed apart, and after one has found a lock, the
-//! next follow after the other jobs.
+//! of rows that are not committed, and of gaps between rows. Attempts that may have found one are executed apart, each with a brief wait,
+//! for [`RETRY`] in a row.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -124,24 +124,25 @@ impl<S: Server> Worker<S> {
     }
 
     /// Executes jobs. Those with a locked row wait.
-    async fn execute(&mut self, batch: Vec<WaitingJob>) {
+    async fn execute(&mut self, mut batch: Vec<WaitingJob>) {
         let mut attempts = Vec::new();
-        let mut others = batch;
         if self.waiting.iter().any(|job| job.is_apart) {
-            // An attempt may find a lock that cannot be read: the other jobs do not share its transaction.
-            (attempts, others) = others.into_iter().partition(|job| matches!(job.job, Job::Acquire(..)));
+            // They may find the same lock.
+            (attempts, batch) = batch.into_iter().partition(|job| matches!(job.job, Job::Acquire(..)));
         }
-        self.execute_together(others).await;
-        self.execute_together(attempts).await;
+        let unclear = self.execute_together(batch).await;
+        self.execute_apart(unclear).await;
+        self.execute_apart(attempts).await;
     }
 
-    async fn execute_together(&mut self, mut batch: Vec<WaitingJob>) {
+    /// Executes jobs in one transaction. Returns those that are to be executed apart: one of them is the cause of a failure.
+    async fn execute_together(&mut self, mut batch: Vec<WaitingJob>) -> Vec<WaitingJob> {
         loop {
             let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
             if jobs.is_empty() {
-                return;
+                return Vec::new();
             }
-            let outcome = self.transact_twice(&mut jobs, None).await;
+            let outcome = self.transact_twice(&mut jobs, None, false).await;
             let (kind, count) = (outcome.as_ref().err().map(Failure::kind), jobs.len());
             let is_apart = false;
             batch = std::iter::zip(jobs, since)
@@ -152,41 +153,51 @@ impl<S: Server> Worker<S> {
                     self.failure = outcome.err();
                     match self.read_locked(&batch, Vec::new()).await {
                         Ok(locked) => self.locked.add(locked),
-                        Err(failure) => return batch.into_iter().for_each(|job| job.job.answer(Some(&failure))),
+                        Err(failure) => {
+                            batch.into_iter().for_each(|job| job.job.answer(Some(&failure)));
+                            return Vec::new();
+                        }
                     }
                     batch = self.unless_waiting(batch);
                     if batch.len() == count {
                         // Another transaction has inserted a row, or has locked a gap between rows: this cannot be read.
-                        break;
+                        return batch;
                     }
                 }
                 // One job may be the cause: execute each on its own, so that the others do not fail with it.
-                Some(Kind::Permanent) if count > 1 => break,
-                _ => return batch.into_iter().for_each(|job| job.job.answer(cause(&outcome))),
+                Some(Kind::Permanent) if count > 1 => return batch,
+                _ => {
+                    batch.into_iter().for_each(|job| job.job.answer(cause(&outcome)));
+                    return Vec::new();
+                }
             }
         }
-        self.execute_apart(batch).await;
     }
 
-    /// Executes each job on its own, attempts last. After one that found a lock, the others wait.
+    /// Executes each job on its own, attempts last. When some have waited for a lock for [`RETRY`], the others follow with the next retry.
     async fn execute_apart(&mut self, mut batch: Vec<WaitingJob>) {
         batch.sort_by_key(|job| matches!(job.job, Job::Acquire(..)));
-        let mut has_found_lock = false;
+        let (began, mut has_found_lock, mut later) = (Instant::now(), false, Vec::new());
         for job in batch {
             for mut job in self.unless_waiting(vec![job]) {
-                if !has_found_lock {
-                    let outcome = self.transact_twice(std::slice::from_mut(&mut job.job), None).await;
-                    has_found_lock = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
-                    if !has_found_lock {
-                        job.job.answer(cause(&outcome));
-                        continue;
-                    }
-                    self.failure = outcome.err();
-                }
                 job.is_apart = true;
-                self.waiting.push_back(job);
+                if has_found_lock && began.elapsed() >= RETRY {
+                    later.push(job);
+                    continue;
+                }
+                let jobs = std::slice::from_mut(&mut job.job);
+                let outcome = self.transact_twice(jobs, None, true).await;
+                match &outcome {
+                    Err(failure) if failure.kind() == Kind::Locked => {
+                        has_found_lock = true;
+                        self.failure = outcome.err();
+                        self.waiting.push_back(job);
+                    }
+                    _ => job.job.answer(cause(&outcome)),
+                }
             }
         }
+        later.into_iter().rev().for_each(|job| self.waiting.push_front(job));
     }
 
     /// Executes the jobs whose rows are no longer locked, as many as a transaction has. Answers those that have waited for too long.
@@ -229,7 +240,7 @@ impl<S: Server> Worker<S> {
             if names.is_empty() {
                 return;
             }
-            let Err(failure) = self.transact_twice(&mut [], Some(&names)).await else {
+            let Err(failure) = self.transact_twice(&mut [], Some(&names), false).await else {
                 return;
             };
             tracing::debug!(%failure, "names could not be handed off");
@@ -280,17 +291,18 @@ impl<S: Server> Worker<S> {
         self.failure.clone().unwrap_or_else(unexpected)
     }
 
-    /// Executes jobs as one transaction, and once more after a conflict.
-    async fn transact_twice(&mut self, batch: &mut [Job], names: Option<&CheckedNames>) -> Outcome<()> {
-        match self.transact(batch, names).await {
-            Err(failure) if failure.kind() == Kind::Conflict => self.transact(batch, names).await,
+    /// Executes jobs as one transaction, and once more after a conflict. `is_brief`: it waits for a lock only briefly.
+    async fn transact_twice(&mut self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
+        match self.transact(batch, names, is_brief).await {
+            Err(failure) if failure.kind() == Kind::Conflict => self.transact(batch, names, is_brief).await,
             outcome => outcome,
         }
     }
 
-    async fn transact(&mut self, batch: &mut [Job], names: Option<&CheckedNames>) -> Outcome<()> {
+    async fn transact(&mut self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
         let session = self.slot.session().await?;
-        let plan = Plan::new(batch, names, &self.prefix);
+        let mut plan = Plan::new(batch, names, &self.prefix);
+        plan.is_brief = is_brief;
         if plan.is_empty() {
             return Ok(());
         }

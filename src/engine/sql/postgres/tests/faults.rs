@@ -204,7 +204,10 @@ async fn a_transaction_without_an_end_is_ended_by_the_server() {
     let ours = claim(&["n"]);
     acquire(&engine, &ours).await;
     let stopped = connect(&database.url).await;
-    stopped.batch_execute(&engine.server.statements.begin).await.unwrap();
+    stopped
+        .batch_execute(engine.server.statements.begin(false))
+        .await
+        .unwrap();
     stopped
         .batch_execute("SELECT FROM locks WHERE name = 'n' FOR UPDATE")
         .await
