@@ -102,7 +102,7 @@ const EXPECTED = [
   ['docs/faq.md', 'transferable()', ...prints('true\n')],
   ['docs/from/redlock.md', 'ExecutionError', ...does('sendReport', 0)],
   ['docs/from/advisory-locks.md', 'job:42', ...does('sendReport', 1)],
-  // Twice: the table may be there already.
+  // Twice: the table may exist already.
   ['docs/from/advisory-locks.md', 'new DataSource', { times: 2 }, ({ stdout }) => assert.equal(stdout, '')],
   ['docs/from/advisory-locks.md', 'late.rowCount', { times: 2 }, ({ stdout }) => assert.equal(stdout, '1\n0\n1\n0\n')],
   [

@@ -1462,7 +1462,7 @@ function warnOfEmbedded() {
     warn('HOLDFAST_EMBEDDED_STORE', 'LockService.connect() has no target, and HOLDFAST_URL is not set: locks are in the embedded store, a file that only the ' +
         'processes of this machine and user share. Set HOLDFAST_URL or pass a URL; pass `sqlite:PATH` if this is intended.');
 }
-/** Checks a whole number. `note` ends the rule in the message. */
+/** Checks a whole number. `note` is appended to the rule in the error message. */
 function wholeNumber(argument, value, from, to, note = '') {
     if (Number.isInteger(value) && value >= from && value <= to)
         return value;
@@ -1488,7 +1488,7 @@ function serverOf(options, urls, secure) {
     const path = database === undefined ? 0 : wholeNumber('database', database, 0, 999_999_999, ONLY_REDIS);
     return [`redis${secure ? 's' : ''}://${address}:${number}/${path}`];
 }
-/** Returns URLs. If they have a user and no password, and the options have only a password: the URLs without the user, and the user. */
+/** Returns the URLs. If all have the same user and no password, and the options have only a password: without this user, and with it as `login`. */
 function withUserOf(urls, options) {
     if (options['password'] === undefined || options['username'] !== undefined)
         return { urls };
@@ -1693,10 +1693,10 @@ const CLOSED = JSON.stringify({
     cause: null,
 });
 const DEFAULT_WAIT_MS = 10_000;
-/** The first pause before a further attempt to connect; each further one is twice as long. In milliseconds. */
+/** The pause before the second attempt to connect, in milliseconds. Each later pause is twice as long. */
 const FIRST_PAUSE_MS = 50;
 const LONGEST_PAUSE_MS = 1000;
-/** The longest time that is measured of one attempt to connect. In milliseconds. */
+/** The upper limit of the measured time of one attempt to connect, in milliseconds. */
 const LONGEST_ATTEMPT_MS = 2 ** 31;
 /** Whether a later attempt to connect may succeed. */
 const isRetryable = (thrown) => typeof thrown === 'string' && JSON.parse(thrown).retryable === true;
@@ -1705,7 +1705,7 @@ const isRetryable = (thrown) => typeof thrown === 'string' && JSON.parse(thrown)
  * call tries again. A call with `onStoreError: 'wait'` tries again itself for its `waitMs`.
  *
  * @param connect connects, until `native.cancel` with the ticket
- * @param defaults those of the service
+ * @param defaults the defaults of the service for `acquire`
  */
 function lazily(connect, defaults) {
     let service;
@@ -1790,7 +1790,7 @@ function lazily(connect, defaults) {
                 unstarted.delete(ticket);
         }
     }
-    /** Returns what the arguments of a call say about its wait for the connection. Only `acquire` can wait or be cancelled. */
+    /** Returns, from the arguments of a call, how it waits for the connection. Only `acquire` can wait or be cancelled. */
     function waitOf(name, args) {
         const more = (name === 'acquire' && args[4]) || {};
         const { ticket, waitsForStore = defaults.waitsForStore } = more;

@@ -174,7 +174,7 @@ function warnOfEmbedded(): void {
   )
 }
 
-/** Checks a whole number. `note` ends the rule in the message. */
+/** Checks a whole number. `note` is appended to the rule in the error message. */
 function wholeNumber(argument: string, value: unknown, from: number, to: number, note = ''): number {
   if (Number.isInteger(value) && (value as number) >= from && (value as number) <= to) return value as number
   throw invalid(argument, `must be a whole number from ${from} to ${to}${note}`, describe(value))
@@ -199,7 +199,7 @@ function serverOf(options: Fields, urls: unknown, secure: boolean): string[] | u
   return [`redis${secure ? 's' : ''}://${address}:${number}/${path}`]
 }
 
-/** Returns URLs. If they have a user and no password, and the options have only a password: the URLs without the user, and the user. */
+/** Returns the URLs. If all have the same user and no password, and the options have only a password: without this user, and with it as `login`. */
 function withUserOf(urls: string[], options: Fields): { urls: string[]; login?: { username: string } } {
   if (options['password'] === undefined || options['username'] !== undefined) return { urls }
   const parts = urls.map((url) => /^([\w+]+:\/\/)([^:/?#@]+)@([^@]*)$/.exec(url))

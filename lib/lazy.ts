@@ -14,10 +14,10 @@ const CLOSED = JSON.stringify({
 })
 
 const DEFAULT_WAIT_MS = 10_000
-/** The first pause before a further attempt to connect; each further one is twice as long. In milliseconds. */
+/** The pause before the second attempt to connect, in milliseconds. Each later pause is twice as long. */
 const FIRST_PAUSE_MS = 50
 const LONGEST_PAUSE_MS = 1000
-/** The longest time that is measured of one attempt to connect. In milliseconds. */
+/** The upper limit of the measured time of one attempt to connect, in milliseconds. */
 const LONGEST_ATTEMPT_MS = 2 ** 31
 
 /** Whether a later attempt to connect may succeed. */
@@ -28,7 +28,7 @@ const isRetryable = (thrown: unknown) => typeof thrown === 'string' && JSON.pars
  * call tries again. A call with `onStoreError: 'wait'` tries again itself for its `waitMs`.
  *
  * @param connect connects, until `native.cancel` with the ticket
- * @param defaults those of the service
+ * @param defaults the defaults of the service for `acquire`
  */
 export function lazily(
   connect: (ticket: number) => Promise<NativeService>,
@@ -109,7 +109,7 @@ export function lazily(
     }
   }
 
-  /** Returns what the arguments of a call say about its wait for the connection. Only `acquire` can wait or be cancelled. */
+  /** Returns, from the arguments of a call, how it waits for the connection. Only `acquire` can wait or be cancelled. */
   function waitOf(name: keyof NativeService, args: any[]) {
     const more: AcquireRecord = (name === 'acquire' && args[4]) || {}
     const { ticket, waitsForStore = defaults.waitsForStore } = more

@@ -33,7 +33,7 @@ if (!onlyTypeScript) {
   const { status } = spawnSync(process.execPath, [commandOf('@napi-rs/cli', 'napi'), ...args], { stdio: 'inherit' })
   if (status !== 0) {
     // cargo has printed the cause; a stack trace of this script would hide it.
-    console.error('The addon was not built: the lines above have the cause.')
+    console.error('The addon was not built: the lines above show the cause.')
     process.exit(1)
   }
 }

@@ -52,7 +52,7 @@ export function requireRust() {
  * @param {string} oldest
  */
 function problemOf(command, oldest) {
-  // In this folder rustup uses rust-toolchain.toml, and may print what it lacks.
+  // In this folder rustup reads rust-toolchain.toml. If that toolchain is not installed, rustup may print why.
   const { status, error, stdout } = spawnSync(command, ['--version'], {
     cwd: root,
     stdio: ['ignore', 'pipe', 'inherit'],

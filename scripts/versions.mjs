@@ -292,8 +292,8 @@ function writePage(rows) {
 
 Written by \`node scripts/versions.mjs\`. Each version runs the contract of the API and the tests of its store (MySQL 9.7: the contract and the
 tests of logins): Redis and Valkey as one node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. PostgreSQL 15 and
-MariaDB 10.11 also run all other tests of SQL servers. MySQL 8 was not tried. A row has the counts of the last run of its version: the number of
-tests grows.
+MariaDB 10.11 also run all other tests of SQL servers. MySQL 8 was not tried. A row has the counts of the last run with its version;
+later runs have more tests.
 
 <!-- versions -->
 ${table}

@@ -167,7 +167,7 @@ impl EngineError {
         self
     }
 
-    /// Creates the error of an operation that timed out. `address`: that of the store, or empty.
+    /// Creates the error of an operation that timed out. `address` is the address of the store, or empty.
     pub fn no_answer(engine: &'static str, address: &str, op: &'static str, timeout: std::time::Duration) -> Self {
         let place = match address {
             "" => String::new(),

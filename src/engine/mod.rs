@@ -169,7 +169,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Returns the store's name: its module, feature and URL scheme.
     fn name(&self) -> &'static str;
 
-    /// Returns the address of the store, for messages. Empty: it has none, or several that matter.
+    /// Returns the address of the store for error messages, or an empty text if the store has none, or consists of independent servers.
     fn address(&self) -> String {
         String::new()
     }

@@ -25,11 +25,11 @@ pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
-/// The names of a claim that count as one claim.
-const NAMES: usize = 8;
+/// Number of names of one claim that count as one claim.
+const NAMES_PER_CLAIM: usize = 8;
 
 /// The bytes of metadata that count as one claim. This limits the metadata of a statement of 256 claims to about 1 MiB, unless one job has more.
-const METADATA: usize = 4 * 1024;
+const METADATA_PER_CLAIM: usize = 4 * 1024;
 
 /// A failure that the calls of one transaction share.
 pub(super) trait Failed: Sync {
@@ -122,7 +122,7 @@ impl Job {
     /// Returns how many claims the job counts as: several for a page of a list and for many names, which take longer, and for much metadata,
     /// because the size of a packet is limited.
     pub(super) fn claims(&self) -> usize {
-        let names = |claim: &Claim| claim.keys().len().div_ceil(NAMES);
+        let names = |claim: &Claim| claim.keys().len().div_ceil(NAMES_PER_CLAIM);
         let metadata = |claim: &Arc<Claim>| {
             claim
                 .metadata
@@ -132,7 +132,7 @@ impl Job {
         match self {
             Job::Acquire(claims, ..) => {
                 let metadata = claims.iter().map(metadata).sum::<usize>();
-                claims.iter().map(|claim| names(claim)).sum::<usize>() + metadata / METADATA
+                claims.iter().map(|claim| names(claim)).sum::<usize>() + metadata / METADATA_PER_CLAIM
             }
             Job::Release(claims, ..) => claims.iter().map(names).sum(),
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => names(claim),

@@ -86,7 +86,7 @@ impl Pem {
             (Some(cert), None) => {
                 let wrong = |_| WrongFile {
                     setting: "tls.keyFile",
-                    rule: "must be set, because the file of the certificate has no private key",
+                    rule: "must be set, because the PEM text of the certificate has no private key",
                     how: "only tls.certFile or tls.cert".into(),
                 };
                 let _ = PrivateKeyDer::from_pem_slice(&cert).map_err(wrong)?;

@@ -105,7 +105,7 @@ impl Ledger {
                 Acquired::Granted { fence }
             }
             Decision::Busy { index, retry_after, .. } => {
-                let released = self.not_kept(claim, names, index);
+                let released = self.names_to_release(claim, names, index);
                 self.release_names(&claim.owner, &released, Duration::ZERO);
                 if claim.waiting {
                     self.enter(claim, &names[index]);
@@ -305,10 +305,10 @@ impl Ledger {
         }
     }
 
-    /// Returns the names that a claim does not keep when `names[busy]` is busy: all, usually. If that name is only reserved for another
-    /// waiter, which may wait for one that is reserved for this claim, the claim keeps its reservations of the names before it. So waiters
-    /// for several names wait in the order of the names, and do not give their reservations back to each other again and again.
-    fn not_kept(&self, claim: &Claim, names: &[StoredName], busy: usize) -> Vec<StoredName> {
+    /// Returns the names that a claim releases when `names[busy]` is busy: usually all. If that name is only reserved for another waiter,
+    /// the claim keeps its reservations of the names before it: the other waiter may need one of them. So waiters for several names wait
+    /// in the order of the names, and do not release their reservations to each other again and again.
+    fn names_to_release(&self, claim: &Claim, names: &[StoredName], busy: usize) -> Vec<StoredName> {
         let row = |name: &StoredName| self.rows.get(name);
         let is_reserved = row(&names[busy]).is_some_and(Row::is_reserved);
         let is_kept = |name: &StoredName| row(name).is_some_and(|row| row.is_reserved_for(&claim.owner));

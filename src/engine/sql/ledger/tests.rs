@@ -83,13 +83,13 @@ fn waiters_for_several_names_wait_in_the_order_of_names() {
     let mut before = ledger(&[("a", reserved(&first)), ("b", reserved(&second))], Vec::new());
     assert!(matches!(before.attempt(&first, &names), Acquired::Held { key, .. } if key.as_str() == "b"));
     assert!(matches!(before.attempt(&second, &names), Acquired::Held { key, .. } if key.as_str() == "a"));
-    // The second one has given `b` back, which the first one then has.
+    // The second one has released `b`, which is then reserved for the first one.
     let changes = before.finish();
     assert_eq!(content(&changes), [(first.owner.as_str(), Content::MayBeFree)]);
     let rows = changes.rows.into_iter().chain([(names[0].clone(), reserved(&first))]);
     let mut after = Ledger::new(NOW, rows.collect(), Vec::new());
     assert!(matches!(after.attempt(&first, &names), Acquired::Granted { .. }));
-    // A lease may last long: no name stays reserved meanwhile.
+    // A lease may last long. No name stays reserved during it.
     let mut busy = ledger(&[("a", reserved(&first)), ("b", held("holder"))], Vec::new());
     busy.attempt(&first, &names);
     assert_eq!(busy.busy_for(&names[0]), None);

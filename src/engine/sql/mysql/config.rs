@@ -127,7 +127,7 @@ impl MysqlConfig {
             Some("VERIFY_CA") => Tls::Authority,
             Some(_) => {
                 let modes = "DISABLED, PREFERRED, REQUIRED, VERIFY_CA and VERIFY_IDENTITY";
-                return Err(invalid(&format!("a URL with another ssl-mode than {modes}")));
+                return Err(invalid(&format!("a URL with an ssl-mode other than {modes}")));
             }
         };
         let key_prefix = settings.key_prefix.clone().unwrap_or_default();

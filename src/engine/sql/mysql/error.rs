@@ -117,16 +117,17 @@ fn kind_of_number(number: u16) -> Kind {
     match number {
         // A lock wait that lasted too long.
         1205 => Kind::Locked,
+        1317 => Kind::Cancelled,
         // A deadlock, a row that changed, a waiter that another connection has entered; Group Replication: another member has changed a
         // row.
         1213 | 1020 | 1062 | 3101 => Kind::Conflict,
         1146 => Kind::NoTable,
         // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready.
         1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 => Kind::Broken,
-        // Too many connections, transactions or locks, a limit of the user, a full disk, no memory, a commit that failed, a cancelled
-        // statement, a statement that took too long.
-        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1180 | 1206 | 1317 | 1637 | 1969
-        | 3024 | 3100 => Kind::Busy,
+        // Too many connections, transactions or locks, a limit of the user, a full disk, no memory, a commit that failed, a
+        // statement that took too long.
+        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1180 | 1206 | 1637 | 1969 | 3024
+        | 3100 => Kind::Busy,
         _ => Kind::Permanent,
     }
 }
@@ -183,7 +184,8 @@ mod tests {
             (Kind::Locked, &[1205][..]),
             (Kind::Conflict, &[1213]),
             (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013]),
-            (Kind::Busy, &[1040, 1114, 1317]),
+            (Kind::Busy, &[1040, 1114]),
+            (Kind::Cancelled, &[1317]),
             (Kind::NoTable, &[1146]),
             (Kind::Permanent, &[1044, 1045, 1049, 1054, 1142]),
         ] {

@@ -3,8 +3,8 @@
 //! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
 //! - `tables.rs`: the tables. `packet.rs`: several statements in one packet, and their answers. `prepared.rs`: the sizes of
 //!   prepared statements.
-//! - `single.rs`, `releases.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what a service
-//!   does beside its calls.
+//! - `single.rs`, `releases.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what
+//!   a service does beside its calls.
 //!
 //! # Behavior
 //! Times are microseconds since 1970. `@u` is the server's clock, read at the beginning of a packet, or after its locks. An early reading is

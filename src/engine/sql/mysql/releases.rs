@@ -11,6 +11,7 @@ use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::error::Failure;
 use crate::engine::sql::server::single_calls::Freed;
 use crate::model::OwnerToken;
 
@@ -40,7 +41,8 @@ pub(super) async fn release(
         list(releases.iter().map(|(name, _)| Bytes(name))),
     ));
     let mut answers = Vec::new();
-    session.run_within_limit(packet, &mut answers).await?;
+    let read = session.run_within_limit(packet, &mut answers).await;
+    read.map_err(Failure::after_commit)?;
     let after: HashMap<&[u8], &Row> = rows(&answers, after)
         .iter()
         .filter_map(|row| Some((row.bytes(0)?, row)))

@@ -1,7 +1,8 @@
 //! The single statements, one for each kind of call.
 //!
-//! `releases.rs` has the releases. Attempts and releases are prepared, because the server takes longer to parse them than to execute them. On MariaDB an attempt returns
-//! the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there, with a `SELECT`. So are all
+//! `releases.rs` has the releases. Attempts and releases are prepared, because the server takes longer to parse them than to execute
+//! them. On MariaDB an attempt returns the rows.
+//! On MySQL the insert id answers an attempt for one name. Several attempts are text there, with a `SELECT`. So are all
 //! attempts on a server that cannot prepare statements.
 
 use std::collections::{HashMap, HashSet};
@@ -81,7 +82,7 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
     let owner = |(_, owner, _): &(StoredName, OwnerToken, Ttl)| owner.as_str().to_owned();
-    // The driver sets CLIENT_FOUND_ROWS: the number of leases includes those that end later already.
+    // The driver sets CLIENT_FOUND_ROWS: the count includes leases that already end later.
     let count = answers.last().map_or(0, |update| update.affected);
     if count == renewals.len() as u64 {
         return Ok(renewals.iter().map(owner).collect());

@@ -57,9 +57,9 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     ledger_of(session, process, plan, &answers, clock, locked, &queues).ok_or_else(|| session.unexpected())
 }
 
-/// Adds the begin of a transaction.
+/// Adds the statements that begin a transaction.
 pub(super) fn begin(packet: &mut Packet, plan: &Plan) {
-    // MySQL takes 0 as 1.
+    // MySQL treats 0 as 1, its minimum.
     let lock_wait_s = if plan.is_brief { 0 } else { LOCK_WAIT.as_secs() };
     packet.add(format_args!(
         "SET SESSION wait_timeout = {STOPPED_S}, innodb_lock_wait_timeout = {lock_wait_s}"

@@ -123,8 +123,9 @@ fn kind_of_code(code: &SqlState) -> Kind {
         // The server shuts down or starts, ended this session, or is a standby now.
         ("57P01" | "57P02" | "57P03" | "57P05" | "25006" | "25P03" | "25P04", _) | (_, "08") => Kind::Broken,
         ("55P03", _) => Kind::Locked,
-        // Cancelled, too many connections, a full disk, an error of the operating system.
-        ("57014", _) | (_, "53" | "58") => Kind::Busy,
+        ("57014", _) => Kind::Cancelled,
+        // Too many connections, a full disk, an error of the operating system.
+        (_, "53" | "58") => Kind::Busy,
         _ => Kind::Permanent,
     }
 }
@@ -142,15 +143,15 @@ mod tests {
         for code in ["08006", "08P01", "57P01", "57P02", "57P03", "25006", "25P03"] {
             assert_eq!(kind(code), Kind::Broken, "{code}");
         }
-        for code in ["57014", "53300", "53100", "58030"] {
+        for code in ["53300", "53100", "58030"] {
             assert_eq!(kind(code), Kind::Busy, "{code}");
         }
         for code in ["28P01", "28000", "3D000", "42501", "42703", "22021"] {
             assert_eq!(kind(code), Kind::Permanent, "{code}");
         }
         assert_eq!(
-            (kind("26000"), kind("42P05"), kind("42P01"), kind("55P03")),
-            (Kind::Pooled, Kind::Pooled, Kind::NoTable, Kind::Locked)
+            ["26000", "42P05", "42P01", "55P03", "57014"].map(kind),
+            [Kind::Pooled, Kind::Pooled, Kind::NoTable, Kind::Locked, Kind::Cancelled]
         );
     }
 }

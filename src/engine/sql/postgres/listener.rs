@@ -1,5 +1,6 @@
 //! The connection that receives notifications.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,7 +12,6 @@ use super::session::{PostgresServer, PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::ledger::{Content, Notification};
-use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::sql::server::slot::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
@@ -20,8 +20,10 @@ use crate::model::Fence;
 /// How long the connection stays open without waiters.
 const LISTENER_KEPT: Duration = Duration::from_secs(30);
 
-/// How long the notification of [`confirm`] may take.
-const CONFIRMATION: Duration = Duration::from_secs(1);
+/// How long the notification of [`notify_self`] may take.
+const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
+const NOT_RECEIVED: &str = "the connection of listenUrl receives no notifications of released locks, so that waiters poll: listenUrl leads to \
+                            another database than the URL of the store, or through a pooler";
 
 /// Returns a notification as the text of a message: `<owner>`, `<owner> <ms until the name may be free>`, or
 /// `<owner> <fencing token> <µs of the hand-off> <µs of its end>`.
@@ -62,54 +64,56 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
     if !names.is_empty() {
         waiters.check(names);
     }
-    if server.config.listen.is_some() {
-        confirm(server, waiters, &mut notifications).await?;
-    }
+    // `listenUrl` may lead to another database, or through a pooler, which delivers nothing. Then waiters poll until a notification arrives.
+    let testing = async {
+        match notify_self(server, &waiters.process).await {
+            Ok(()) => tokio::time::sleep(NOTIFICATION_TIMEOUT).await,
+            Err(failure) => {
+                tracing::debug!(%failure, "listenUrl was not tested");
+                std::future::pending().await
+            }
+        }
+    };
+    let mut testing = pin!(testing);
+    let mut is_tested = server.config.listen.is_none();
     loop {
         let received = tokio::select! {
             received = timeout(LISTENER_KEPT, notifications.recv()) => received,
             () = session.connection.outdated() => Ok(None),
+            () = &mut testing, if !is_tested => {
+                is_tested = true;
+                server.receives_nothing.store(true, Ordering::Relaxed);
+                waiters.warn(NOT_RECEIVED.to_owned());
+                waiters.check(waiters.known.names());
+                continue;
+            }
         };
         match received {
             Ok(Some(text)) => {
+                is_tested = true;
+                server.receives_nothing.store(false, Ordering::Relaxed);
                 if let Some(notification) = notification_of(&text) {
                     waiters.notify(&notification);
                 }
             }
             Ok(None) => return Ok(false),
-            Err(_) if waiters.is_unused() => return Ok(true),
+            Err(_) if waiters.is_unused() => {
+                // The next waiter tests `listenUrl` again.
+                server.receives_nothing.store(false, Ordering::Relaxed);
+                return Ok(true);
+            }
             Err(_) => {}
         }
     }
 }
 
-/// Sends a notification to this process over another connection, and waits for it. `listenUrl` may lead to another database, or through a
-/// pooler, which delivers nothing: then waiters poll, until a later connection receives its notification.
-async fn confirm(
-    server: &Arc<PostgresServer>,
-    waiters: &Waiters<PostgresServer>,
-    notifications: &mut mpsc::UnboundedReceiver<String>,
-) -> Outcome<()> {
+/// Sends a notification to this process over another connection.
+async fn notify_self(server: &Arc<PostgresServer>, process: &str) -> Outcome<()> {
     let other: PostgresSession = connected(server.connections(), server.connect_with(None)).await?;
-    let (channels, texts): ([&str; 1], [&str; 1]) = ([&waiters.process], ["test"]);
+    let (channels, texts): ([&str; 1], [&str; 1]) = ([process], ["test"]);
     let values: &Values<'_> = &[&channels.as_slice(), &texts.as_slice()];
-    other.connection.within_limit(other.query(Sql::Notify, values)).await?;
-    let received = timeout(CONFIRMATION, notifications.recv()).await;
-    server.is_unheard.store(received.is_err(), Ordering::Relaxed);
-    match received {
-        // It may also be one of a waiter.
-        Ok(text) => {
-            let notification = text.and_then(|text| notification_of(&text));
-            notification
-                .iter()
-                .for_each(|notification| waiters.notify(notification));
-            Ok(())
-        }
-        Err(_) => {
-            let message = "a notification was not received: listenUrl leads to another database, or through a pooler";
-            Err(Failure::new(server.connections(), Kind::Busy, message.to_owned()))
-        }
-    }
+    let sent = other.connection.within_limit(other.query(Sql::Notify, values)).await;
+    sent.map(drop)
 }
 
 #[cfg(test)]

@@ -34,8 +34,8 @@ pub(in crate::engine) struct PostgresServer {
     pub(super) connections: Arc<Connections>,
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
-    /// Whether the connection to `listenUrl` received no notification.
-    pub(super) is_unheard: AtomicBool,
+    /// Whether the last connection to `listenUrl` did not receive its test notification. Then waiters poll.
+    pub(super) receives_nothing: AtomicBool,
     /// Whether the tables were found.
     is_set_up: AtomicBool,
 }
@@ -69,7 +69,7 @@ impl PostgresServer {
             statements: Statements::new(&config.table, connections.lock_wait()),
             connections,
             is_pooled: AtomicBool::new(config.target.is_pooled == Some(true)),
-            is_unheard: AtomicBool::new(false),
+            receives_nothing: AtomicBool::new(false),
             is_set_up: AtomicBool::new(false),
             config,
         })
@@ -83,7 +83,7 @@ impl PostgresServer {
     /// Whether the server's notifications arrive. A pooler accepts LISTEN, and delivers nothing.
     pub(super) fn can_listen(&self) -> bool {
         match self.config.listen {
-            Some(_) => !self.is_unheard.load(Ordering::Relaxed),
+            Some(_) => !self.receives_nothing.load(Ordering::Relaxed),
             None => !self.is_pooled(),
         }
     }
@@ -225,7 +225,7 @@ impl PostgresSession {
         ready
     }
 
-    /// Checks that this user has all rights that calls need. Without it, a call that finds a queue would be the first to fail.
+    /// Checks that this user has all rights that calls need. Without this check the first call that finds a queue would fail.
     async fn check_rights(&self) -> Outcome<()> {
         let missing = self.query(Sql::Rights, &[]).await?;
         let Some(row) = missing.first() else { return Ok(()) };
@@ -249,7 +249,7 @@ impl PostgresSession {
         }
         let _pending = self.replies.expect();
         let all = self.server.statements.all().iter();
-        let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));
+        let preparing = all.map(|one| self.client.prepare_typed(self.text_of(one), one.types));
         // In one transaction, one cancellation ends all of them. They may wait for tables that another program has locked.
         let (begun, prepared, ended) = tokio::join!(
             biased;
@@ -278,8 +278,7 @@ impl PostgresSession {
         let statement = self.server.statements.get(sql);
         let types = statement.types.iter().cloned();
         let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
-        let text = if is_pooled { &statement.pooled } else { &statement.text };
-        let rows = self.client.query_typed(text, &typed).await;
+        let rows = self.client.query_typed(self.text_of(statement), &typed).await;
         let rows = self.outcome(rows)?;
         if !is_pooled {
             self.unprepared.lock().push(sql);
@@ -304,16 +303,22 @@ impl PostgresSession {
         for sql in self.unprepared.lock().drain(..) {
             let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
             let pending = self.replies.expect();
+            let has_options = self.has_options;
             tokio::spawn(FutureExt::boxed(async move {
                 let _pending = pending;
                 let statement = server.statements.get(sql);
-                match client.prepare_typed(&statement.text, statement.types).await {
+                match client.prepare_typed(statement.text(has_options), statement.types).await {
                     Ok(statement) => _ = prepared[sql as usize].set(statement),
                     // The next execution repeats the preparation, unless the cause is a pooler.
                     Err(error) => _ = server.failure(error),
                 }
             }));
         }
+    }
+
+    /// Returns the text of a statement for this session.
+    fn text_of<'s>(&self, statement: &'s super::statements::Statement) -> &'s str {
+        statement.text(self.has_options && !self.server.is_pooled())
     }
 
     /// Reads a setting of the server for this session.

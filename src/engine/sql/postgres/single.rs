@@ -46,7 +46,10 @@ async fn release(session: &PostgresSession, process: &str, calls: &SingleCalls) 
     let (names, owners): (Vec<&[u8]>, Vec<&str>) = others.map(|(name, owner)| (&name[..], owner.as_str())).unzip();
     if !names.is_empty() {
         let values: &Values<'_> = &[&names, &owners, &process, &(RESERVATION.as_millis() as i64)];
-        for row in &session.query(Sql::HandOff, values).await? {
+        let handed_off = session.query(Sql::HandOff, values).await;
+        let is_committed = !released.is_empty();
+        let handed_off = handed_off.map_err(|failure| if is_committed { failure.after_commit() } else { failure });
+        for row in &handed_off? {
             released.insert(session.get(row, 0)?, freed(session, row)?);
         }
     }

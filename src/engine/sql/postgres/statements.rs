@@ -159,17 +159,25 @@ const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
 
 /// A statement with its table names.
 pub(super) struct Statement {
-    pub text: String,
-    /// The text for a session behind a pooler, which has no settings of its own: the statement limits its wait for a locked row.
-    pub pooled: String,
+    /// The text for a session with the settings of [`dial`](super::dial).
+    text: String,
+    /// The text for a session without these settings, as behind a pooler: the statement limits its wait for a locked row.
+    limited: String,
     pub types: &'static [Type],
+}
+
+impl Statement {
+    /// Returns the text. `has_settings`: for a session with the settings of its options.
+    pub(super) fn text(&self, has_settings: bool) -> &str {
+        if has_settings { &self.text } else { &self.limited }
+    }
 }
 
 /// Every statement of a store.
 pub(super) struct Statements {
     /// Creates the tables, as one transaction.
     pub schema: String,
-    /// The begins of a transaction, with the usual limit for the wait for a lock and with a brief one.
+    /// The statements that begin a transaction: with the usual lock timeout, and with a brief one.
     begins: [String; 2],
     all: Vec<Statement>,
 }
@@ -194,10 +202,10 @@ impl Statements {
                 .replace("{process_index}", &format!("\"{name}_waiters_process\""))
         };
         let lock_wait_ms = lock_wait.as_millis();
-        let pooled_limit = format!(", set_config('lock_timeout', '{lock_wait_ms}', true)");
+        let limit = format!(", set_config('lock_timeout', '{lock_wait_ms}', true)");
         let all = FILES.iter().map(|(_, file, types)| Statement {
             text: of_file(file).replace("{lock_timeout}", ""),
-            pooled: of_file(file).replace("{lock_timeout}", &pooled_limit),
+            limited: of_file(file).replace("{lock_timeout}", &limit),
             types,
         });
         Statements {
@@ -264,9 +272,9 @@ mod tests {
             !statements
                 .all()
                 .iter()
-                .any(|one| one.text.contains('{') || one.pooled.contains('{'))
+                .any(|one| one.text.contains('{') || one.limited.contains('{'))
         );
-        let limited = statements.all().iter().filter(|one| one.text != one.pooled);
+        let limited = statements.all().iter().filter(|one| one.text != one.limited);
         assert_eq!(limited.count(), 2, "the attempts");
     }
 }

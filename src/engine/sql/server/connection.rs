@@ -87,8 +87,8 @@ impl Connections {
         self.usual_us.store(took.max(usual - usual / 8), Ordering::Relaxed);
     }
 
-    /// How long a statement waits for a locked row, if the server can limit that: at most half of the store timeout, so that the calls
-    /// which share the statement are executed without that row.
+    /// Returns how long a statement waits for a locked row, where the server has such a limit: at most half of the store timeout, so that
+    /// time is left to execute the other calls of the statement without that row.
     #[cfg(feature = "postgres")]
     pub(in crate::engine::sql) fn lock_wait(&self) -> Duration {
         super::LOCK_WAIT.min(self.store_timeout / 2)
@@ -146,7 +146,7 @@ impl Connection {
 
     /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
     /// connection was silent. Then cancels them. If the server confirms that, and cancels nothing later, the connection stays usable.
-    /// Cancelled before the store timeout, they have failed because of a lock.
+    /// Statements that are cancelled before the store timeout fail with [`Kind::Locked`] if the server confirms the cancellation.
     pub(in crate::engine::sql) async fn within_limit<T>(
         &self,
         statements: impl Future<Output = Outcome<T>>,
@@ -181,8 +181,8 @@ impl Connection {
             let are_done = cancelled.is_ok_and(|all| all.iter().all(|one| matches!(one, Ok(true))));
             self.has_late_cancellation.fetch_or(!are_done, Ordering::Relaxed);
             return unanswered(match outcome {
-                // The server answers, so the statement waited for a lock. Only the callers that were dropped had no more time.
-                Err(failure) if failure.kind() == Kind::Busy && !is_late => Kind::Locked,
+                // The server answers, so the statement waited for a lock. The other callers still have time: only the dropped ones had not.
+                Err(failure) if failure.kind() == Kind::Cancelled && !is_late => Kind::Locked,
                 Err(failure) => failure.kind(),
                 // A cancelled commit succeeds without the standby that it waited for.
                 Ok(_) => Kind::Busy,

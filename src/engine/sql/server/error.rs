@@ -31,6 +31,8 @@ pub(in crate::engine::sql) enum Kind {
     Locked,
     /// The server refused this time. The connection is usable.
     Busy,
+    /// The server cancelled the statement, which was not executed. The connection is usable.
+    Cancelled,
     /// The connection is broken, or leads to a server that cannot write. A new one may work.
     Broken,
     /// The statements that this connection has prepared are missing: a pooler changed the server's session.
@@ -104,6 +106,14 @@ impl Failure {
     /// Marks the failure as one before the first statement.
     pub(in crate::engine::sql) fn not_sent(mut self) -> Self {
         self.may_be_executed = false;
+        self
+    }
+
+    /// Marks the failure as one after a commit: a repetition would find another state.
+    pub(in crate::engine::sql) fn after_commit(mut self) -> Self {
+        if matches!(self.kind, Kind::Locked | Kind::Conflict | Kind::Cancelled) {
+            self.kind = Kind::Busy;
+        }
         self
     }
 

@@ -300,9 +300,9 @@ impl<S: Server> Shared<S> {
         self.waiters.known.is_waited_for(&claim.keys()[0])
     }
 
-    /// Whether another program has locked the row of the name: the calls of a statement would wait for it.
+    /// Whether another program has locked the row of the name: the other calls of a statement would wait for it.
     fn is_locked(&self, claim: &Claim) -> bool {
-        !self.locked.is_empty() && self.locked.contain(&self.prefix.stored(&claim.keys()[0]))
+        !self.locked.is_empty() && self.locked.contains(&self.prefix.stored(&claim.keys()[0]))
     }
 
     /// Whether the name of a release is likely to have a queue.

@@ -21,7 +21,7 @@ pub(in crate::engine::sql) struct Plan {
     /// Each name, and whether its row is created.
     pub names: BTreeMap<StoredName, bool>,
     pub owners: Vec<String>,
-    /// Whether it waits for a lock as briefly as the server allows: some milliseconds, on MySQL a second.
+    /// Whether the transaction waits only briefly for a lock: 10 ms on PostgreSQL, 0 ms on MariaDB, 1 s on MySQL, its minimum.
     pub is_brief: bool,
     /// Whether each job is a part of it.
     takes: Vec<bool>,

@@ -126,7 +126,7 @@ impl<S: Server> Shared<S> {
         if is_due {
             let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
             let kept: HashSet<OwnerToken> = kept.collect();
-            // Others were handed a name, and the message was lost.
+            // The others received a name by a hand-off, and its message was lost.
             known.wake_where(|name, owner| all.contains(name) && !kept.contains(owner));
         }
         match free.is_empty() {

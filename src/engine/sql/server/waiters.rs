@@ -297,11 +297,16 @@ impl<S: Server> Waiters<S> {
     }
 
     fn warn_of_silence(&self, failure: &Failure) {
+        self.warn(format!(
+            "the connection that receives notifications of released locks cannot be opened, so that waiters are served up to 2 s late: \
+             {failure}. Check listenUrl if it is set, the firewall, and the server's limit of connections"
+        ));
+    }
+
+    /// Emits a warning, once for each text.
+    pub(in crate::engine::sql) fn warn(&self, text: String) {
         if let Some(warnings) = self.server.warnings() {
-            warnings.warn(format!(
-                "the connection that receives notifications of released locks does not work, so that waiters are served up to 2 s late: \
-                 {failure}. Check listenUrl if it is set, the firewall, and the server's limit of connections"
-            ));
+            warnings.warn(text);
         }
     }
 

@@ -5,8 +5,8 @@
 //!
 //! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). The jobs with locked rows then wait until these are
 //! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them. Some locks cannot be read:
-//! of rows that are not committed, and of gaps between rows. Attempts that may have found one are executed apart, each with a brief wait,
-//! for [`RETRY`] in a row.
+//! those of rows that are not committed, and of gaps between rows. Jobs that may have found one are executed apart: each in a transaction of
+//! its own that waits only briefly for a lock, until [`RETRY`] has passed. The remaining ones are executed with the next retry.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -28,6 +28,9 @@ use crate::model::Key;
 /// How often the task reads which rows are still locked.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// How long an attempt that is executed apart waits for a lock.
+const BRIEF: Duration = Duration::from_millis(10);
+
 /// The connection and what the calls need.
 pub(super) struct Worker<S: Server> {
     pub slot: Slot<S>,
@@ -41,7 +44,7 @@ pub(super) struct Worker<S: Server> {
     pub failure: Option<Failure>,
 }
 
-/// The names whose rows another transaction had locked when this was last read. Single statements leave their attempts to the
+/// The names whose rows another transaction had locked at the last reading. Single statements leave attempts for these names to the
 /// transactions.
 #[derive(Default)]
 pub(super) struct LockedNames(Mutex<HashSet<StoredName>>);
@@ -51,7 +54,7 @@ impl LockedNames {
         self.0.lock().is_empty()
     }
 
-    pub(super) fn contain(&self, name: &StoredName) -> bool {
+    pub(super) fn contains(&self, name: &StoredName) -> bool {
         self.0.lock().contains(name)
     }
 
@@ -74,6 +77,12 @@ pub(super) struct WaitingJob {
     since: Instant,
     /// Whether it is executed apart: it may have found a lock that cannot be read.
     is_apart: bool,
+}
+
+impl WaitingJob {
+    fn is_attempt(&self) -> bool {
+        matches!(self.job, Job::Acquire(..))
+    }
 }
 
 /// What the task executes next.
@@ -124,18 +133,18 @@ impl<S: Server> Worker<S> {
     }
 
     /// Executes jobs. Those with a locked row wait.
-    async fn execute(&mut self, mut batch: Vec<WaitingJob>) {
-        let mut attempts = Vec::new();
-        if self.waiting.iter().any(|job| job.is_apart) {
-            // They may find the same lock.
-            (attempts, batch) = batch.into_iter().partition(|job| matches!(job.job, Job::Acquire(..)));
-        }
-        let unclear = self.execute_together(batch).await;
+    async fn execute(&mut self, batch: Vec<WaitingJob>) {
+        // While an attempt waits for a lock that cannot be read, the others may find the same lock.
+        let has_apart = self.waiting.iter().chain(&batch).any(|job| job.is_apart);
+        let (apart, together) = batch
+            .into_iter()
+            .partition(|job| job.is_apart || has_apart && job.is_attempt());
+        let unclear = self.execute_together(together).await;
         self.execute_apart(unclear).await;
-        self.execute_apart(attempts).await;
+        self.execute_apart(apart).await;
     }
 
-    /// Executes jobs in one transaction. Returns those that are to be executed apart: one of them is the cause of a failure.
+    /// Executes jobs in one transaction. Returns the jobs to execute apart: one of them is the cause of a failure.
     async fn execute_together(&mut self, mut batch: Vec<WaitingJob>) -> Vec<WaitingJob> {
         loop {
             let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
@@ -174,23 +183,23 @@ impl<S: Server> Worker<S> {
         }
     }
 
-    /// Executes each job on its own, attempts last. When some have waited for a lock for [`RETRY`], the others follow with the next retry.
+    /// Executes each job in its own transaction, attempts last. If one finds a lock, those that are left after [`RETRY`] are executed with the
+    /// next retry.
     async fn execute_apart(&mut self, mut batch: Vec<WaitingJob>) {
-        batch.sort_by_key(|job| matches!(job.job, Job::Acquire(..)));
+        batch.sort_by_key(WaitingJob::is_attempt);
         let (began, mut has_found_lock, mut later) = (Instant::now(), false, Vec::new());
         for job in batch {
             for mut job in self.unless_waiting(vec![job]) {
-                job.is_apart = true;
                 if has_found_lock && began.elapsed() >= RETRY {
                     later.push(job);
                     continue;
                 }
-                let jobs = std::slice::from_mut(&mut job.job);
-                let outcome = self.transact_twice(jobs, None, true).await;
+                let outcome = self.transact_alone(&mut job).await;
                 match &outcome {
                     Err(failure) if failure.kind() == Kind::Locked => {
                         has_found_lock = true;
                         self.failure = outcome.err();
+                        job.is_apart = true;
                         self.waiting.push_back(job);
                     }
                     _ => job.job.answer(cause(&outcome)),
@@ -227,16 +236,14 @@ impl<S: Server> Worker<S> {
                 ready.extend(free);
             }
         }
-        let (apart, together) = ready.into_iter().partition(|job| job.is_apart);
-        self.execute(together).await;
-        self.execute_apart(apart).await;
+        self.execute(ready).await;
         claims >= most
     }
 
     /// Hands names off. The next check finds the names again that have a locked row.
     async fn hand_off(&mut self, names: CheckedNames) {
         for _ in 0..2 {
-            let names = names.without(|name| self.locked.contain(name));
+            let names = names.without(|name| self.locked.contains(name));
             if names.is_empty() {
                 return;
             }
@@ -255,7 +262,7 @@ impl<S: Server> Worker<S> {
         }
     }
 
-    /// Returns which names of jobs, and which other names, have a row that another transaction has locked.
+    /// Returns the names of the jobs, and the other names, whose row another transaction has locked.
     async fn read_locked(&mut self, jobs: &[WaitingJob], others: Vec<StoredName>) -> Outcome<Vec<StoredName>> {
         let of_jobs = jobs.iter().flat_map(|job| job.job.keys());
         let mut names: Vec<StoredName> = of_jobs.map(|key| self.prefix.stored(key)).chain(others).collect();
@@ -271,14 +278,16 @@ impl<S: Server> Worker<S> {
     /// divides it.
     fn unless_waiting(&mut self, jobs: Vec<WaitingJob>) -> Vec<WaitingJob> {
         let mut ready = Vec::new();
-        for job in jobs {
-            let is_locked = |key: &Key| self.locked.contain(&self.prefix.stored(key));
+        for mut job in jobs {
+            let is_locked = |key: &Key| self.locked.contains(&self.prefix.stored(key));
             let has_locked = job.job.keys().into_iter().any(is_locked);
             if !has_locked && !self.waiting.iter().any(|earlier| job.job.must_follow(&earlier.job)) {
                 ready.push(job);
             } else if has_locked && job.job.is_divisible(is_locked) {
                 job.job.answer(Some(&self.locked_row()));
             } else {
+                // Its lock can be read.
+                job.is_apart &= !has_locked;
                 self.waiting.push_back(job);
             }
         }
@@ -289,6 +298,22 @@ impl<S: Server> Worker<S> {
     fn locked_row(&self) -> Failure {
         let unexpected = || Failure::unexpected(self.slot.connections(), "a locked row");
         self.failure.clone().unwrap_or_else(unexpected)
+    }
+
+    /// Executes a job in its own transaction. An attempt waits for a lock only briefly, but is repeated for [`BRIEF`]: other services lock the
+    /// row for milliseconds.
+    async fn transact_alone(&mut self, job: &mut WaitingJob) -> Outcome<()> {
+        let (began, is_brief) = (Instant::now(), job.is_attempt());
+        loop {
+            let outcome = self
+                .transact_twice(std::slice::from_mut(&mut job.job), None, is_brief)
+                .await;
+            let is_locked = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
+            if !is_locked || began.elapsed() >= BRIEF {
+                return outcome;
+            }
+            tokio::time::sleep(BRIEF / 5).await;
+        }
     }
 
     /// Executes jobs as one transaction, and once more after a conflict. `is_brief`: it waits for a lock only briefly.

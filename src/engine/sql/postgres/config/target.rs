@@ -82,7 +82,7 @@ impl Options {
                 ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = Some(true),
                 ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = Some(false),
                 ("pooler" | "pgbouncer", _) => {
-                    return Err("a URL with another value of pooler than transaction and none");
+                    return Err("a URL with a value of pooler other than transaction and none");
                 }
                 ("schema", schema) => options.schema = Some(schema.to_owned()),
                 (name, _) if POOL_OPTIONS.contains(&name) => {}
@@ -365,7 +365,7 @@ fn ssl_mode(argument: &str, options: &Options, settings: &Settings) -> Result<(S
         (Some(_), _) if of_url => Err(LockError::invalid(
             argument,
             RULE,
-            "a URL with another sslmode than disable, allow, prefer, require, verify-ca and verify-full",
+            "a URL with an sslmode other than disable, allow, prefer, require, verify-ca and verify-full",
         )),
         (Some(mode), _) => Err(LockError::invalid("PGSSLMODE", MODES, format_args!("{mode:?}"))),
     }

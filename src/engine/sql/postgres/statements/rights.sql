@@ -1,4 +1,4 @@
--- Reads a right of this user that is missing. A right to some columns counts: its statement then names the others.
+-- Returns one right that this user lacks, if there is one. A right to some columns counts: its statement then names the others.
 --
 -- → table, right
 SELECT t.name, r.name

@@ -150,7 +150,7 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     let Some(mut database) = Database::create().await else {
         return;
     };
-    // Statements without a limit of their own.
+    // The statements have no lock timeout.
     let url = format!("{}?options=-c%20lock_timeout%3D0", database.url);
     let engine = open(&url, &brief()).await;
     let watcher = connect(&database.url).await;

@@ -195,7 +195,7 @@ async fn a_waiter_behind_a_pooler_finds_its_grant_when_it_polls() {
 
 /// Releases with the one statement, for `process`. Returns its answer.
 async fn released_in_one(client: &Client, engine: &PostgresEngine, holder: &Claim, process: &str) -> Vec<Row> {
-    let text = &engine.server.statements.get(Sql::HandOff).text;
+    let text = engine.server.statements.get(Sql::HandOff).text(true);
     let (names, owners) = (vec![&b"n"[..]], vec![holder.owner.as_str()]);
     // A lock that it would pass over delays it after its snapshot.
     let statement = client.prepare(&text.replace("SKIP LOCKED", "")).await.unwrap();

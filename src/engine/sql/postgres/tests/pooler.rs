@@ -43,19 +43,23 @@ async fn a_locked_row_behind_a_pooler_delays_only_the_calls_for_its_name() {
         key_prefix: Some(prefix.clone()),
         ..Settings::default()
     };
-    let engine = open(&format!("{url}?pooler=transaction"), &settings).await;
-    let free = claim(&["locked"]);
-    acquire(&engine, &free).await;
-    release(&engine, &free).await;
-    let program = connect(&url).await;
-    let lock = format!("BEGIN; SELECT FROM locks WHERE name = '{prefix}locked' FOR UPDATE");
-    program.batch_execute(&lock).await.unwrap();
-    // One attempt of a statement, and attempts that share one.
-    for count in [0, 8] {
-        let locked = attempting(&engine, &claim(&["locked"]));
-        let others: Vec<Claim> = (0..count).map(|index| claim(&[&format!("n{index}")])).collect();
-        join_all(others.iter().map(|ours| acquire(&engine, ours))).await;
-        assert!(locked.await.unwrap().unwrap_err().retryable);
+    let sessions = format!("{}/sessions?pooler=none", url.rsplit_once('/').unwrap().0);
+    for engine_url in [format!("{url}?pooler=transaction"), sessions] {
+        let engine = open(&engine_url, &settings).await;
+        let free = claim(&["locked"]);
+        acquire(&engine, &free).await;
+        release(&engine, &free).await;
+        let program = connect(&url).await;
+        let lock = format!("BEGIN; SELECT FROM locks WHERE name = '{prefix}locked' FOR UPDATE");
+        program.batch_execute(&lock).await.unwrap();
+        // A statement with one attempt, and a statement with several.
+        for count in [0, 8] {
+            let locked = attempting(&engine, &claim(&["locked"]));
+            let others: Vec<Claim> = (0..count).map(|_| claim(&[OwnerToken::fresh().as_str()])).collect();
+            join_all(others.iter().map(|ours| acquire(&engine, ours))).await;
+            assert!(locked.await.unwrap().unwrap_err().retryable);
+        }
+        program.batch_execute("ROLLBACK").await.unwrap();
     }
 }
 

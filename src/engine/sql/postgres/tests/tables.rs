@@ -70,7 +70,7 @@ async fn a_role_with_the_documented_rights_is_enough() {
     );
 }
 
-/// A missing right is found by `connect`, and not by the first call that meets a queue.
+/// `connect` finds a missing right, not the first call that finds a queue.
 #[tokio::test]
 async fn a_missing_right_fails_the_connection() {
     let Some(database) = Database::create().await else {

@@ -325,8 +325,8 @@ pub(in crate::engine::sql) async fn an_uncommitted_row_delays_other_calls_once<D
     }
 }
 
-/// As before, with many attempts: renewals wait for one of them at most.
-pub(in crate::engine::sql) async fn many_uncommitted_rows_delay_renewals_once<D: TestDatabase>(database: &mut D) {
+/// Like the test before, with many attempts: a renewal waits for one of them at most.
+pub(in crate::engine::sql) async fn many_uncommitted_rows_do_not_block_renewals<D: TestDatabase>(database: &mut D) {
     let engine = database.engine().await;
     let pair = claim(&["a", "b"]);
     acquire(&engine, &pair).await;
@@ -336,13 +336,15 @@ pub(in crate::engine::sql) async fn many_uncommitted_rows_delay_renewals_once<D:
         let row = format!("INSERT INTO locks (name, fence, expires_at, since) VALUES ('{name}', 1, {ended}, {ended})");
         database.execute(&row).await;
     }
+    // Some are for the same name.
     let attempts: Vec<_> = names
         .iter()
         .map(|name| attempting(&engine, &claim(&[name, &format!("other-{name}")])))
+        .chain((0..20).map(|_| attempting(&engine, &claim(&["new0", "x"]))))
         .collect();
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        // A part of the store timeout.
+        // Less than the store timeout.
         let renewed = tokio::time::timeout(Duration::from_secs(4), engine.renew(&pair, pair.ttl)).await;
         assert!(matches!(renewed, Ok(Ok(Renewed::Extended))), "{renewed:?}");
     }
@@ -358,15 +360,16 @@ pub(in crate::engine::sql) async fn a_burst_for_a_locked_row_delays_other_calls_
 ) {
     let engine = database.engine().await;
     lock_row(database, &engine, "locked").await;
-    let count = D::Server::STATEMENT_LIMIT.claims * 10;
-    let locked: Vec<_> = (0..count).map(|_| attempting(&engine, &claim(&["locked"]))).collect();
-    let others: Vec<Claim> = (0..count).map(|index| claim(&[&format!("n{index}")])).collect();
-    let acquired = join_all(others.iter().map(|ours| acquire(&engine, ours)));
-    let acquired = tokio::time::timeout(Duration::from_secs(10), acquired).await;
-    assert!(
-        acquired.is_ok(),
-        "other calls have waited for each statement with the locked row"
-    );
+    let (mut locked, mut others) = (Vec::new(), Vec::new());
+    for index in 0..D::Server::STATEMENT_LIMIT.claims * 10 {
+        locked.push(attempting(&engine, &claim(&["locked"])));
+        others.push(attempting(&engine, &claim(&[&format!("n{index}")])));
+    }
+    let acquired = tokio::time::timeout(Duration::from_secs(10), join_all(others)).await;
+    let acquired = acquired.expect("other calls have waited for each statement with the locked row");
+    for acquired in acquired {
+        assert!(matches!(acquired, Ok(Ok(Acquired::Granted { .. }))), "{acquired:?}");
+    }
     locked.iter().for_each(|attempt| attempt.abort());
     database.execute("ROLLBACK").await;
 }
@@ -379,7 +382,7 @@ pub(in crate::engine::sql) async fn a_release_that_waits_delays_no_renewal<D: Te
     database.execute("BEGIN").await;
     database.execute("UPDATE locks SET pid = 1 WHERE name = 'locked'").await;
     let mut renewed = Vec::new();
-    // The machine may stand still for longer than the lease.
+    // The machine may be suspended for longer than the lease.
     for round in 0..5 {
         let mut short = claim(&[&format!("n{round}")]);
         short.ttl = Ttl::clamped(Duration::from_millis(900));

@@ -185,7 +185,7 @@ pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database:
             count(database, "name = 'old'").await == 0
         })
         .await;
-        // Also the end of the transaction: the clock is moved.
+        // Waits for the end of the transaction, too: the clock is changed next.
         eventually("the position is removed", async || {
             database.number("SELECT COUNT(*) FROM locks_waiters").await == 1
         })
