@@ -325,33 +325,43 @@ pub(in crate::engine::sql) async fn an_uncommitted_row_delays_other_calls_once<D
     }
 }
 
-/// Like the test before, with many attempts: a renewal waits for one of them at most.
-pub(in crate::engine::sql) async fn many_uncommitted_rows_do_not_block_renewals<D: TestDatabase>(database: &mut D) {
+/// As before, with attempts that go on. Neither renewals nor attempts for other names wait for each of them.
+pub(in crate::engine::sql) async fn many_uncommitted_rows_do_not_block_other_calls<D: TestDatabase>(database: &mut D) {
     let engine = database.engine().await;
     let pair = claim(&["a", "b"]);
     acquire(&engine, &pair).await;
     database.execute("BEGIN").await;
-    let (names, ended): (Vec<String>, _) = ((0..40).map(|index| format!("new{index}")).collect(), D::ago(1));
-    for name in &names {
-        let row = format!("INSERT INTO locks (name, fence, expires_at, since) VALUES ('{name}', 1, {ended}, {ended})");
-        database.execute(&row).await;
+    let ended = D::ago(1);
+    for index in 0..20 {
+        let row = format!("'new{index}', 1, {ended}, {ended}");
+        let insert = format!("INSERT INTO locks (name, fence, expires_at, since) VALUES ({row})");
+        database.execute(&insert).await;
     }
-    // Some are for the same name.
-    let attempts: Vec<_> = names
-        .iter()
-        .map(|name| attempting(&engine, &claim(&[name, &format!("other-{name}")])))
-        .chain((0..20).map(|_| attempting(&engine, &claim(&["new0", "x"]))))
-        .collect();
-    for _ in 0..3 {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        // Less than the store timeout.
-        let renewed = tokio::time::timeout(Duration::from_secs(4), engine.renew(&pair, pair.ttl)).await;
-        assert!(matches!(renewed, Ok(Ok(Renewed::Extended))), "{renewed:?}");
-    }
+    let attempts = tokio::spawn({
+        let engine = engine.clone();
+        async move {
+            for index in 0.. {
+                // Three for each name.
+                let name = format!("new{}", index / 3 % 20);
+                drop(attempting(&engine, &claim(&[&name, &format!("other{index}")])));
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let others = async {
+        for index in 0..16 {
+            let ours = claim(&[&format!("n{index}"), "m"]);
+            acquire(&engine, &ours).await;
+            assert_eq!(engine.renew(&pair, pair.ttl).await.unwrap(), Renewed::Extended);
+            assert_eq!(release(&engine, &ours).await, Released::Freed);
+        }
+    };
+    // A wait of a second for each would take longer.
+    let done = tokio::time::timeout(Duration::from_secs(12), others).await;
+    assert!(done.is_ok(), "other calls wait for the attempts");
+    attempts.abort();
     database.execute("ROLLBACK").await;
-    for attempt in attempts {
-        answer(attempt.await.unwrap());
-    }
 }
 
 /// Half of a burst is for a locked row. Only the first statement waits for it.

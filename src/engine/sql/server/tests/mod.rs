@@ -27,7 +27,7 @@ macro_rules! server_tests {
             two_releases_of_a_name_at_once_have_their_own_answers, a_locked_row_delays_only_the_calls_for_its_name,
             the_holder_does_not_wait_for_an_attempt_that_found_a_locked_row, a_locked_row_rejects_no_other_call_when_callers_are_dropped, many_locked_rows_delay_other_calls_once,
             claims_are_released_beside_one_with_a_locked_row, a_locked_row_before_a_waiter_delays_no_other_call_for_long, an_uncommitted_row_delays_other_calls_once,
-            many_uncommitted_rows_do_not_block_renewals, a_burst_for_a_locked_row_delays_other_calls_once, a_release_that_waits_delays_no_renewal,
+            many_uncommitted_rows_do_not_block_other_calls, a_burst_for_a_locked_row_delays_other_calls_once, a_release_that_waits_delays_no_renewal,
             // connections.rs
             an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped, each_connection_is_opened_again_when_it_ends_alone,
             // queue.rs
