@@ -6,7 +6,7 @@
 //! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). The jobs with locked rows then wait until these are
 //! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them. Some locks cannot be read:
 //! those of rows that are not committed, and of gaps between rows. Jobs that may have found one are executed apart: each in a transaction of
-//! its own that waits only briefly for a lock, until [`RETRY`] has passed. The remaining ones are executed with the next retry.
+//! its own, in which an attempt waits only briefly for a lock, until [`RETRY`] has passed. The remaining ones are executed with the next retry.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
