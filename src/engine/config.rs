@@ -85,6 +85,21 @@ pub struct TlsFiles {
     pub insecure: bool,
 }
 
+impl TlsFiles {
+    /// Rejects `tls.servername`, which only Redis has. `advice` is appended to the error.
+    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
+    pub(super) fn reject_server_name(&self, advice: &str) -> Result<(), LockError> {
+        match self.server_name {
+            Some(_) => Err(LockError::invalid(
+                "tls.servername",
+                &format!("is for Redis: {advice}"),
+                "a name",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
 impl fmt::Debug for TlsFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsFiles")

@@ -76,10 +76,8 @@ impl MongodbConfig {
                 got,
             ));
         }
-        if settings.tls.server_name.is_some() {
-            let rule = "is for Redis: the driver of MongoDB expects the host of the URL in the certificate";
-            return Err(LockError::invalid("tls.servername", rule, "a name"));
-        }
+        let advice = "the driver of MongoDB expects the host of the URL in the certificate";
+        settings.tls.reject_server_name(advice)?;
         let pem = PemText::of(&settings.tls);
         connection.tls = tls::with_settings(connection.tls.take(), &settings.tls, &pem)?;
         let collection = settings.collection.as_str();

@@ -106,7 +106,7 @@ impl Ledger {
             }
             Decision::Busy { index, retry_after, .. } => {
                 let released = self.names_to_release(claim, names, index);
-                self.release_names(&claim.owner, &released, Duration::ZERO);
+                self.release_names(&claim.owner, released, Duration::ZERO);
                 if claim.waiting {
                     self.enter(claim, &names[index]);
                 }
@@ -308,21 +308,23 @@ impl Ledger {
     /// Returns the names that a claim releases when `names[busy]` is busy: usually all. If that name is only reserved for another waiter,
     /// the claim keeps its reservations of the names before it: the other waiter may need one of them. So waiters for several names wait
     /// in the order of the names, and do not release their reservations to each other again and again.
-    fn names_to_release(&self, claim: &Claim, names: &[StoredName], busy: usize) -> Vec<StoredName> {
+    fn names_to_release<'n>(&self, claim: &Claim, names: &'n [StoredName], busy: usize) -> Vec<&'n StoredName> {
         let row = |name: &StoredName| self.rows.get(name);
         let is_reserved = row(&names[busy]).is_some_and(Row::is_reserved);
         let is_kept = |name: &StoredName| row(name).is_some_and(|row| row.is_reserved_for(&claim.owner));
         let keeps =
             |(index, name): &(usize, &StoredName)| claim.waiting && is_reserved && *index < busy && is_kept(name);
-        let names = names.iter().enumerate();
-        names
-            .filter(|name| !keeps(name))
-            .map(|(_, name)| name.clone())
-            .collect()
+        let released = names.iter().enumerate().filter(|name| !keeps(name));
+        released.map(|(_, name)| name).collect()
     }
 
     /// Releases the names that an owner has, and returns how many of them it held.
-    fn release_names(&mut self, owner: &OwnerToken, names: &[StoredName], keep: Duration) -> usize {
+    fn release_names<'n>(
+        &mut self,
+        owner: &OwnerToken,
+        names: impl IntoIterator<Item = &'n StoredName>,
+        keep: Duration,
+    ) -> usize {
         let mut held = 0;
         for name in names {
             let Some(row) = self.rows.get_mut(name) else { continue };

@@ -109,10 +109,8 @@ impl MysqlConfig {
                 name => return Err(invalid(&unknown_option(name, parsed.query().unwrap_or_default()))),
             }
         }
-        if settings.tls.server_name.is_some() {
-            let rule = "is for Redis: the driver of MySQL expects the host of the URL in the certificate";
-            return Err(LockError::invalid("tls.servername", rule, "a name"));
-        }
+        let advice = "the driver of MySQL expects the host of the URL in the certificate";
+        settings.tls.reject_server_name(advice)?;
         let has_settings = settings.tls != TlsFiles::default();
         let tls_mode = match ssl_mode.as_deref() {
             Some("DISABLED") if has_settings => {

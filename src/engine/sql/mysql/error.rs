@@ -5,7 +5,7 @@ use std::io;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::engine::sql::server::error::{Kind, causes};
+use crate::engine::sql::server::error::{Kind, OTHER_TABLE, UNKNOWN_DATABASE, causes};
 use crate::engine::tls::CertificateFault;
 
 /// The text of the driver's error for a server without TLS.
@@ -26,13 +26,9 @@ const INSECURE: &str = "the server requires TLS: replace ssl-mode=DISABLED by ss
 
 const NO_DATABASE: &str = "name the database in the URL: mysql://host/database";
 
-const UNKNOWN_DATABASE: &str = "check the database in the URL, or create it: holdfast creates tables, not databases";
-
 const NO_ACCESS: &str = "the database does not exist, or the user has no rights there";
 
 const NO_RIGHT: &str = "the user needs SELECT, INSERT, UPDATE and DELETE on both tables, and CREATE until they exist";
-
-const OTHER_TABLE: &str = "a table of this name is not one of holdfast: choose another name with the option table";
 
 pub(super) const READ_ONLY: &str = "the server is a replica, or read-only for now: the URL must lead to the primary";
 

@@ -1,9 +1,8 @@
 //! The single statements, one for each kind of call.
 //!
 //! `releases.rs` has the releases. Attempts and releases are prepared, because the server takes longer to parse them than to execute
-//! them. On MariaDB an attempt returns the rows.
-//! On MySQL the insert id answers an attempt for one name. Several attempts are text there, with a `SELECT`. So are all
-//! attempts on a server that cannot prepare statements.
+//! them. On MariaDB an attempt returns the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there,
+//! with a `SELECT`. So are all attempts on a server that cannot prepare statements.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::io;
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, SqlState};
 
-use crate::engine::sql::server::error::{Kind, causes};
+use crate::engine::sql::server::error::{Kind, OTHER_TABLE, UNKNOWN_DATABASE, causes};
 use crate::engine::tls::CertificateFault;
 
 /// Returns what follows from an error, and its text.
@@ -76,10 +76,8 @@ const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if t
 const NEEDS_TLS: &str = "the server may expect TLS: add sslmode=require to the URL";
 const NO_PASSWORD: &str =
     "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";
-const UNKNOWN_DATABASE: &str = "check the database in the URL, or create it: holdfast creates tables, not databases";
 const UNKNOWN_SCHEMA: &str = "create the schema: holdfast creates tables, not schemas";
 pub(super) const NO_RIGHT: &str = "the user needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on both tables; CREATE on the schema until they exist";
-const OTHER_TABLE: &str = "a table of this name is not one of holdfast: choose another name with the option table";
 const WRONG_PASSWORD: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
 
 /// Returns what to do about an error of a connection, if that is known.

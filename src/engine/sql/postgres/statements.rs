@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
+use crate::engine::sql::server::BRIEF_LOCK_WAIT;
+
 /// A statement: its index in [`Statements`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sql {
@@ -153,9 +155,6 @@ const FILES: [(Sql, &str, &[Type]); 20] = [
     ),
     (Sql::Rights, include_str!("statements/rights.sql"), &[]),
 ];
-
-/// How long a transaction with [`Plan::is_brief`](crate::engine::sql::server::transaction::Plan) waits for a lock.
-const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
 
 /// A statement with its table names.
 pub(super) struct Statement {

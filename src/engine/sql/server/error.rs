@@ -8,6 +8,12 @@ use super::connection::Connections;
 use crate::engine::sql::jobs::Failed;
 use crate::error::EngineError;
 
+/// What to do about errors that every server has.
+pub(in crate::engine::sql) const UNKNOWN_DATABASE: &str =
+    "check the database in the URL, or create it: holdfast creates tables, not databases";
+pub(in crate::engine::sql) const OTHER_TABLE: &str =
+    "a table of this name is not one of holdfast: choose another name with the option table";
+
 /// A failure, which the calls of one transaction may share.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message} ({server})")]

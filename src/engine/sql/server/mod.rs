@@ -53,6 +53,9 @@ pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 /// How long a statement waits for a row that another transaction has locked. The other calls of the statement wait as long.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 
+/// How long an attempt waits for a lock where it may have found one that cannot be read ([`Plan::is_brief`]).
+pub(super) const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
+
 /// The server of one store.
 pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// A connection.

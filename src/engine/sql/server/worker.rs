@@ -20,16 +20,13 @@ use super::error::{Failure, Kind};
 use super::slot::Slot;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
-use super::{Outcome, Server, Session};
+use super::{BRIEF_LOCK_WAIT, Outcome, Server, Session};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
 use crate::engine::sql::ledger::StoredName;
 use crate::model::Key;
 
 /// How often the task reads which rows are still locked.
 const RETRY: Duration = Duration::from_millis(100);
-
-/// How long an attempt that is executed apart waits for a lock.
-const BRIEF: Duration = Duration::from_millis(10);
 
 /// The connection and what the calls need.
 pub(super) struct Worker<S: Server> {
@@ -80,6 +77,14 @@ pub(super) struct WaitingJob {
 }
 
 impl WaitingJob {
+    fn new(job: Job, since: Instant) -> Self {
+        WaitingJob {
+            job,
+            since,
+            is_apart: false,
+        }
+    }
+
     fn is_attempt(&self) -> bool {
         matches!(self.job, Job::Acquire(..))
     }
@@ -122,8 +127,7 @@ impl<S: Server> Worker<S> {
                 Some(Work::Names(names)) => self.hand_off(names).await,
                 Some(Work::Jobs) => {
                     let since = Instant::now();
-                    let is_apart = false;
-                    let jobs = batch.drain(..).map(|job| WaitingJob { job, since, is_apart });
+                    let jobs = batch.drain(..).map(|job| WaitingJob::new(job, since));
                     let ready = self.unless_waiting(jobs.collect());
                     self.execute(ready).await;
                 }
@@ -153,9 +157,8 @@ impl<S: Server> Worker<S> {
             }
             let outcome = self.transact_twice(&mut jobs, None, false).await;
             let (kind, count) = (outcome.as_ref().err().map(Failure::kind), jobs.len());
-            let is_apart = false;
             batch = std::iter::zip(jobs, since)
-                .map(|(job, since)| WaitingJob { job, since, is_apart })
+                .map(|(job, since)| WaitingJob::new(job, since))
                 .collect();
             match kind {
                 Some(Kind::Locked) => {
@@ -300,8 +303,8 @@ impl<S: Server> Worker<S> {
         self.failure.clone().unwrap_or_else(unexpected)
     }
 
-    /// Executes a job in its own transaction. An attempt waits for a lock only briefly, but is repeated for [`BRIEF`]: other services lock the
-    /// row for milliseconds.
+    /// Executes a job in its own transaction. An attempt waits for a lock only briefly, but is repeated for
+    /// [`BRIEF_LOCK_WAIT`]: other services lock the row for milliseconds.
     async fn transact_alone(&mut self, job: &mut WaitingJob) -> Outcome<()> {
         let (began, is_brief) = (Instant::now(), job.is_attempt());
         loop {
@@ -309,10 +312,10 @@ impl<S: Server> Worker<S> {
                 .transact_twice(std::slice::from_mut(&mut job.job), None, is_brief)
                 .await;
             let is_locked = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
-            if !is_locked || began.elapsed() >= BRIEF {
+            if !is_locked || began.elapsed() >= BRIEF_LOCK_WAIT {
                 return outcome;
             }
-            tokio::time::sleep(BRIEF / 5).await;
+            tokio::time::sleep(BRIEF_LOCK_WAIT / 5).await;
         }
     }
 

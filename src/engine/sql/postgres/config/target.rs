@@ -343,10 +343,8 @@ fn tls_files(options: &Options, settings: &Settings) -> (TlsFiles, Vec<(&'static
 
 /// Returns whether the connection has TLS, and what is verified. `PGSSLMODE` does not disable TLS where settings are about it.
 fn ssl_mode(argument: &str, options: &Options, settings: &Settings) -> Result<(SslMode, Verified), LockError> {
-    if settings.tls.server_name.is_some() {
-        let rule = "is for Redis: put the name into the URL as the host, and the IP address into its option hostaddr";
-        return Err(LockError::invalid("tls.servername", rule, "a name"));
-    }
+    let advice = "put the name into the URL as the host, and the IP address into its option hostaddr";
+    settings.tls.reject_server_name(advice)?;
     let is_configured = settings.tls != TlsFiles::default() || options.files.iter().any(Option::is_some);
     let of_environment = settings.environment.get("PGSSLMODE").filter(|mode| !mode.is_empty());
     let mode = options.ssl_mode.as_ref().or(of_environment).map(String::as_str);

@@ -76,7 +76,7 @@ async fn a_statement_is_planned_once() {
         let released: &Values<'_> = &[&name, &owner];
         assert_eq!(session.query(Sql::ReleaseOne, released).await.unwrap().len(), 1);
     }
-    let plans = "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement NOT LIKE '%pg_prepared%' AND generic_plans + custom_plans > 1";
+    let plans = "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement NOT LIKE '%pg_prepared%' AND statement NOT LIKE '%has_table_privilege%' AND generic_plans + custom_plans > 0";
     let plans: Vec<(i64, i64)> = session
         .rows(plans)
         .await

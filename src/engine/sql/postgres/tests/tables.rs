@@ -5,6 +5,25 @@ use futures_util::future::join_all;
 use super::*;
 use crate::model::Ttl;
 
+impl Database {
+    /// Creates a role with rights, and returns its URL.
+    async fn role(&self, rights: &[&str]) -> String {
+        let role = format!("r{}", &self.name[1..20]);
+        self.execute(&format!("CREATE ROLE {role} LOGIN")).await;
+        for right in rights {
+            self.execute(&format!("GRANT {right} TO {role}")).await;
+        }
+        self.url.replace("holdfast@", &format!("{role}@"))
+    }
+}
+
+/// Connects, and expects a permanent error with a text.
+async fn refused(url: &str, settings: &Settings, text: &str) {
+    let config = PostgresConfig::parse(url, settings).unwrap();
+    let error = PostgresEngine::connect(config).await.unwrap_err();
+    assert!(!error.retryable && error.to_string().contains(text), "{error}");
+}
+
 #[tokio::test]
 async fn many_processes_create_the_tables_at_once() {
     let Some(database) = Database::create().await else {
@@ -28,15 +47,12 @@ async fn a_role_with_the_documented_rights_is_enough() {
     };
     // The first connect needs the right to create.
     let owner = database.engine_with(settings()).await;
-    let role = format!("r{}", &database.name[1..20]);
-    database
-        .execute(&format!(
-            "CREATE ROLE {role} LOGIN; \
-             GRANT USAGE ON SCHEMA app TO {role}; \
-             GRANT SELECT, INSERT, UPDATE, DELETE ON app.locks, app.locks_waiters TO {role}"
-        ))
+    let url = database
+        .role(&[
+            "USAGE ON SCHEMA app",
+            "SELECT, INSERT, UPDATE, DELETE ON app.locks, app.locks_waiters",
+        ])
         .await;
-    let url = database.url.replace("holdfast@", &format!("{role}@"));
     let engine = open(&url, &settings()).await;
     let (holder, waiter) = (claim(&["n", "m"]), waiting(&["n"]));
     acquire(&engine, &holder).await;
@@ -52,22 +68,16 @@ async fn a_role_with_the_documented_rights_is_enough() {
     assert_eq!(engine.list("", PAGE).await.unwrap().len(), 1);
     assert!(engine.force_release(&key("n")).await.unwrap());
 
-    let config = PostgresConfig::parse(
+    let others = Settings {
+        table: "app.others".into(),
+        ..Settings::default()
+    };
+    refused(
         &url,
-        &Settings {
-            table: "app.others".into(),
-            ..Settings::default()
-        },
+        &others,
+        "permission denied for schema app [42501] (the user needs USAGE",
     )
-    .unwrap();
-    let error = PostgresEngine::connect(config).await.unwrap_err();
-    assert!(
-        !error.retryable
-            && error
-                .to_string()
-                .contains("permission denied for schema app [42501] (the user needs USAGE"),
-        "{error}"
-    );
+    .await;
 }
 
 /// `connect` finds a missing right, not the first call that finds a queue.
@@ -77,23 +87,14 @@ async fn a_missing_right_fails_the_connection() {
         return;
     };
     database.engine().await;
-    let role = format!("r{}", &database.name[1..20]);
-    database
-        .execute(&format!(
-            "CREATE ROLE {role} LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE ON locks TO {role}; \
-             GRANT SELECT, INSERT, UPDATE ON locks_waiters TO {role}"
-        ))
+    let url = database
+        .role(&[
+            "SELECT, INSERT, UPDATE, DELETE ON locks",
+            "SELECT, INSERT, UPDATE ON locks_waiters",
+        ])
         .await;
-    let url = database.url.replace("holdfast@", &format!("{role}@"));
-    let config = PostgresConfig::parse(&url, &Settings::default()).unwrap();
-    let error = PostgresEngine::connect(config).await.unwrap_err();
-    assert!(
-        !error.retryable
-            && error
-                .to_string()
-                .contains("no right to DELETE on \"locks_waiters\" (the user needs"),
-        "{error}"
-    );
+    let text = "no right to DELETE on \"locks_waiters\" (the user needs";
+    refused(&url, &Settings::default(), text).await;
 }
 
 /// Summer time begins in the session's time zone while the lease lasts.
@@ -132,15 +133,8 @@ async fn tables_with_other_columns_are_a_permanent_error() {
         return;
     };
     database.execute("CREATE TABLE locks (name bytea PRIMARY KEY)").await;
-    let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
-    let error = PostgresEngine::connect(config).await.unwrap_err();
-    assert!(
-        !error.retryable
-            && error
-                .to_string()
-                .contains("[42703] (a table of this name is not one of holdfast"),
-        "{error}"
-    );
+    let text = "[42703] (a table of this name is not one of holdfast";
+    refused(&database.url, &Settings::default(), text).await;
 }
 
 #[tokio::test]
