@@ -177,6 +177,10 @@ impl Engine for Faulty {
         "faulty"
     }
 
+    fn address(&self) -> String {
+        "h:1".to_owned()
+    }
+
     fn ordered(&self) -> bool {
         !self.unordered.load(SeqCst)
     }

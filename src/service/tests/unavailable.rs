@@ -53,6 +53,27 @@ async fn an_error_of_the_store_is_reported_although_the_last_attempt_had_no_answ
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_error_names_the_call_and_the_store() {
+    let (engine, locks) = service();
+    engine.set(Fault::Hang);
+    let acquiring = attempt(&locks, "n", options(30_000, 0)).await.map(drop);
+    for (op, outcome) in [
+        ("acquire", acquiring),
+        ("inspect", locks.inspect(&key("n")).await.map(drop)),
+        ("ping", locks.ping().await.map(drop)),
+    ] {
+        let message = outcome.unwrap_err().message;
+        assert!(
+            message.contains(&format!("faulty: {op} failed: no answer within")) && message.ends_with("ms (h:1)"),
+            "{message}"
+        );
+    }
+    engine.set(Fault::Fatal);
+    let message = locks.ping().await.unwrap_err().message;
+    assert!(message.contains("faulty: ping failed"), "{message}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_permanent_error_is_not_retried() {
     let (engine, locks) = service();
     engine.set(Fault::Fatal);
