@@ -58,10 +58,12 @@ for (const size of [1, 3]) {
         await untilNoKey('lock:tick*')
         return { tokens, counted: await all(others, commandCounts) }
       }
-      // A vote that arrives after more than 100 ms is repeated by a script: if the machine stalls, the round is repeated.
+      // A vote that arrives after more than 100 ms is repeated by a script: on a machine that stalls, or sets its clock, rounds are
+      // repeated until one is fast enough.
       let names
       let last
-      for (let i = 0; i < 5; i++) {
+      const end = Date.now() + 20_000
+      for (let i = 0; i === 0 || Date.now() < end; i++) {
         names = numbered(`tick${i}`, 100)
         last = await round(names)
         if (last.counted.every(({ set }) => set === 100)) break

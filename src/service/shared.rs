@@ -160,12 +160,14 @@ impl Shared {
                 Err(_) => last_error.take().unwrap_or_else(|| self.engine.no_answer(op, timeout)),
             };
             self.store_failed(&error);
-            let delay = backoff.delay();
-            if !error.retryable || Instant::now() + delay >= deadline {
+            if !error.retryable {
+                return Err(LockError::store(error));
+            }
+            tokio::time::sleep_until(deadline.min(Instant::now() + backoff.delay())).await;
+            if Instant::now() >= deadline {
                 return Err(LockError::store(error));
             }
             last_error = Some(error);
-            tokio::time::sleep(delay).await;
         }
     }
 }

@@ -114,7 +114,8 @@ impl Lease {
     /// Extends the lease to at least `ttl` from now on. Later renewals use this ttl.
     ///
     /// # Errors
-    /// `LOCK_LOST` when the lease is lost or was released, `LOCK_STORE` when the store failed.
+    /// `LOCK_LOST` when the lease is lost or was released, also if it ended because the store failed. `LOCK_STORE` when the store
+    /// failed and the lease has not ended.
     pub(in crate::service) async fn extend(self: &Arc<Self>, shared: &Arc<Shared>, ttl: Ttl) -> Result<(), LockError> {
         let started = tokio::time::Instant::now();
         let name = || self.names[0].as_str();
@@ -140,9 +141,11 @@ impl Lease {
             state.is_extended = true;
             (capped, renewal_timeout(state.current_ttl()))
         };
+        // An answer after the end of the lease cannot keep it.
+        let time_left = shared.store_timeout.saturating_sub(started.elapsed()).min(self.remaining());
         let mut sent = Moment::now();
         let answer = shared
-            .with_retries("renew", shared.store_timeout.saturating_sub(started.elapsed()), || {
+            .with_retries("renew", time_left, || {
                 sent = Moment::now();
                 async move {
                     match tokio::time::timeout(timeout, shared.engine.renew(&self.claim, capped)).await {
@@ -152,7 +155,7 @@ impl Lease {
                 }
             })
             .await
-            .map_err(|error| error.with_key(name()))?;
+            .map_err(|error| self.extension_failed(shared, error))?;
         match answer {
             Renewed::Extended => {
                 {
@@ -174,6 +177,21 @@ impl Lease {
                 Err(error)
             }
         }
+    }
+}
+
+impl Lease {
+    /// Returns the error of an extension that failed: the loss of the lease, if it has ended.
+    fn extension_failed(&self, shared: &Arc<Shared>, error: LockError) -> LockError {
+        let mut state = self.state.lock();
+        if !state.deadline.is_past() {
+            return error.with_key(self.names[0].as_str());
+        }
+        state.delay_renewal().last_error = error.cause;
+        let loss = self.expired(&state);
+        drop(state);
+        self.lose(shared, loss.clone());
+        loss
     }
 }
 
