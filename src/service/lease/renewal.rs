@@ -142,7 +142,10 @@ impl Lease {
             (capped, renewal_timeout(state.current_ttl()))
         };
         // An answer after the end of the lease cannot keep it.
-        let time_left = shared.store_timeout.saturating_sub(started.elapsed()).min(self.remaining());
+        let time_left = shared
+            .store_timeout
+            .saturating_sub(started.elapsed())
+            .min(self.remaining());
         let mut sent = Moment::now();
         let answer = shared
             .with_retries("renew", time_left, || {
