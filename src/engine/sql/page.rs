@@ -12,6 +12,8 @@ pub(super) struct Page {
 impl Page {
     /// Maximum number of leases in a page. Other jobs run between two pages.
     pub(super) const SIZE: i64 = 1000;
+    /// Maximum number of rows that are read for a page. Most are of free names: their rows stay for an hour.
+    pub(super) const ROWS: i64 = 20_000;
 
     /// Returns the first page of the stored names with a prefix.
     pub(super) fn first(store_prefix: &str, prefix: &str) -> Self {
@@ -27,10 +29,18 @@ impl Page {
         Page { start: name, end }
     }
 
-    /// Returns the page after this one, which has `count` names up to `last`. `None`: this is the last page.
-    pub(super) fn next(&self, last: &[u8], count: usize) -> Option<Self> {
-        (count as i64 == Self::SIZE).then(|| Page {
-            start: after(last),
+    /// Whether it may have more than one name.
+    pub(super) fn is_range(&self) -> bool {
+        self.end.as_deref() != Some(&after(&self.start))
+    }
+
+    /// Returns the page after this one, which has `count` names up to `last`, read from the rows before `bound`. `None`: this is the
+    /// last page.
+    pub(super) fn next(&self, last: Option<&[u8]>, count: usize, bound: Option<Vec<u8>>) -> Option<Self> {
+        let is_full = count as i64 == Self::SIZE;
+        let start = last.filter(|_| is_full).map(after).or(bound)?;
+        Some(Page {
+            start,
             end: self.end.clone(),
         })
     }

@@ -20,7 +20,7 @@ use super::tables::Tables;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, SingleCalls, micros};
+use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, PageRead, SingleCalls, micros};
 use crate::model::{Claim, OwnerToken, Ttl};
 
 /// Executes calls, each packet within the store timeout. After a failure, the remaining kinds are not executed and have the same failure.
@@ -272,17 +272,19 @@ fn granted(tried: impl IntoIterator<Item = Tried>, attempts: &[&Attempt]) -> Gra
 }
 
 /// Reads pages of leases, each sorted by name. A reserved name has no holder.
-async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lease>>> {
-    let mut packet = Packet::default();
+async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
     if pages.is_empty() {
         return Ok(Vec::new());
     }
+    let bounds = bounds(session, pages).await?;
+    let mut packet = Packet::default();
     packet.add(CLOCK);
     let read_only = packet.add("SELECT @@GLOBAL.read_only");
     let Tables { locks, waiters, .. } = &session.server.tables;
     let mut indexes = Vec::new();
-    for page in pages {
-        let end = page.end.as_ref().map(|end| format!("AND l.name < {}", Bytes(end)));
+    for (page, bound) in pages.iter().zip(&bounds) {
+        let end = bound.as_ref().or(page.end.as_ref());
+        let end = end.map(|end| format!("AND l.name < {}", Bytes(end)));
         indexes.push(packet.add(format_args!(
             "SELECT l.name, l.expires_at - @u, l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
              (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u) \
@@ -308,7 +310,39 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
             waiting: row.number(7)?,
         })
     };
-    let leases = |index: &usize| rows(&answers, *index).iter().map(lease).collect();
-    let read: Option<Vec<Vec<Lease>>> = indexes.iter().map(leases).collect();
+    let read = |(index, bound)| {
+        let leases: Option<Vec<Lease>> = rows(&answers, index).iter().map(lease).collect();
+        leases.map(|leases| PageRead { leases, bound })
+    };
+    let read: Option<Vec<PageRead>> = indexes.into_iter().zip(bounds).map(read).collect();
     read.ok_or_else(|| session.unexpected())
+}
+
+/// Returns the name behind the rows that each page may read. `None`: the page has fewer rows.
+async fn bounds(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Option<Vec<u8>>>> {
+    let mut bounds = vec![None; pages.len()];
+    let mut packet = Packet::default();
+    packet.add(CLOCK);
+    let locks = &session.server.tables.locks;
+    let mut indexes = Vec::new();
+    for (position, page) in pages.iter().enumerate().filter(|(_, page)| page.is_range()) {
+        let end = page.end.as_ref().map(|end| format!("AND name < {}", Bytes(end)));
+        let index = packet.add(format_args!(
+            "SELECT name FROM {locks} WHERE name >= {} {} ORDER BY name LIMIT 1 OFFSET {}",
+            Bytes(&page.start),
+            end.unwrap_or_default(),
+            Page::ROWS,
+        ));
+        indexes.push((position, index));
+    }
+    if indexes.is_empty() {
+        return Ok(bounds);
+    }
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    for (position, index) in indexes {
+        let row = rows(&answers, index).first();
+        bounds[position] = row.and_then(|row| row.bytes(0)).map(<[u8]>::to_vec);
+    }
+    Ok(bounds)
 }

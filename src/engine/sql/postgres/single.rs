@@ -12,7 +12,7 @@ use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::{Content, Notification, StoredName};
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
+use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, PageRead, SingleCalls, micros};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// Executes calls. The statements are sent at the same time.
@@ -157,12 +157,20 @@ async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)],
 }
 
 /// Reads pages of leases, each sorted by name.
-async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<Vec<Lease>>> {
+async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
     let mut read = Vec::new();
     for page in pages {
-        let rows = session.query(Sql::List, &[&page.start, &page.end, &Page::SIZE]).await?;
+        let mut bound = None;
+        if page.is_range() {
+            let rows = session
+                .query(Sql::PageBound, &[&page.start, &page.end, &Page::ROWS])
+                .await?;
+            bound = rows.first().map(|row| session.get::<Vec<u8>>(row, 0)).transpose()?;
+        }
+        let end = bound.as_ref().or(page.end.as_ref());
+        let rows = session.query(Sql::List, &[&page.start, &end, &Page::SIZE]).await?;
         let leases: Outcome<Vec<Lease>> = rows.iter().map(|row| lease(session, row)).collect();
-        read.push(leases?);
+        read.push(PageRead { leases: leases?, bound });
     }
     Ok(read)
 }

@@ -26,13 +26,14 @@ pub(super) enum Sql {
     Heartbeat,
     Check,
     List,
+    PageBound,
     Sweep,
     ExpiredPositions,
     Rights,
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 20] = [
+const FILES: [(Sql, &str, &[Type]); 21] = [
     (
         Sql::Acquire,
         include_str!("statements/single/acquire.sql"),
@@ -141,6 +142,11 @@ const FILES: [(Sql, &str, &[Type]); 20] = [
     (
         Sql::List,
         include_str!("statements/single/list.sql"),
+        &[Type::BYTEA, Type::BYTEA, Type::INT8],
+    ),
+    (
+        Sql::PageBound,
+        include_str!("statements/single/page_bound.sql"),
         &[Type::BYTEA, Type::BYTEA, Type::INT8],
     ),
     (

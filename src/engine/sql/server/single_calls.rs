@@ -34,7 +34,7 @@ pub(in crate::engine::sql) struct Answers {
     /// The owners whose leases were extended.
     pub renewed: Outcome<HashSet<String>>,
     pub granted: Outcome<Granted>,
-    pub read: Outcome<Vec<Vec<Lease>>>,
+    pub read: Outcome<Vec<PageRead>>,
 }
 
 impl Answers {
@@ -69,6 +69,13 @@ pub(in crate::engine::sql) struct Granted {
     pub fences: HashMap<StoredName, i64>,
     /// The owners of busy names, and the remaining times of their leases.
     pub held: HashMap<StoredName, (String, Duration)>,
+}
+
+/// The leases of a page, sorted by name.
+pub(in crate::engine::sql) struct PageRead {
+    pub leases: Vec<Lease>,
+    /// The first name behind the rows that were read. `None`: all rows of the page were read.
+    pub bound: Option<Vec<u8>>,
 }
 
 /// A lease, as a list reads it.
@@ -207,15 +214,15 @@ pub(super) fn answer_attempts(jobs: &mut [Job], repeated: &mut [Job], prefix: &P
 }
 
 /// Stores the answers to jobs that only read. `read`: the leases of each, sorted by name.
-pub(super) fn answer_reads(jobs: &mut [Job], prefix: &Prefix, read: Vec<Vec<Lease>>) {
-    for (job, leases) in jobs.iter_mut().zip(read) {
+pub(super) fn answer_reads(jobs: &mut [Job], prefix: &Prefix, read: Vec<PageRead>) {
+    for (job, PageRead { leases, bound }) in jobs.iter_mut().zip(read) {
         let last = leases.last().map(|last| last.name.clone());
         let count = leases.len();
         let mut found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(prefix)).collect();
         match job {
             Job::Inspect(_, reply) => reply.set(found.pop()),
             Job::List(page, reply) => {
-                let next = last.and_then(|last| page.next(&last, count));
+                let next = page.next(last.as_deref(), count, bound);
                 reply.set((found, next));
             }
             _ => {}

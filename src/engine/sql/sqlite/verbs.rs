@@ -225,12 +225,26 @@ impl Verbs {
         page: &Page,
     ) -> sqlx::Result<(Vec<LockInfo>, Option<Page>)> {
         let Page { start, end } = page.clone();
+        let mut bound = None;
+        if page.is_range() {
+            let (start, end) = (start.clone(), end.clone());
+            let answers = transaction
+                .read(&self.statements.page_bound, |q| {
+                    q.bind(start).bind(end).bind(Page::ROWS)
+                })
+                .await?;
+            bound = rows(&answers, 0)
+                .first()
+                .map(|row| row.try_get::<Vec<u8>, _>(0))
+                .transpose()?;
+        }
+        let end = bound.clone().or(end);
         let answers = transaction
             .read(&self.statements.list, |q| q.bind(start).bind(end).bind(Page::SIZE))
             .await?;
         let rows = rows(&answers, 0);
         let last = rows.last().map(|last| last.try_get::<Vec<u8>, _>(0)).transpose()?;
-        let next = last.and_then(|last| page.next(&last, rows.len()));
+        let next = page.next(last.as_deref(), rows.len(), bound);
         let found = rows.iter().map(|row| self.info(row)).collect::<sqlx::Result<_>>()?;
         Ok((found, next))
     }

@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::super::Session;
-use super::super::single_calls::SingleCalls;
+use super::super::single_calls::{SingleCalls, answer_reads};
 use super::super::slot::open;
-use super::super::transaction::Plan;
+use super::super::transaction::{Plan, Prefix};
 use super::super::upkeep::{SWEEP_LIMIT, Swept};
 use super::*;
+use crate::engine::contract::PAGE;
+use crate::engine::sql::Page;
+use crate::engine::sql::jobs::{Job, Reply};
 
 /// Returns the calls of attempts for one name each.
 pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> SingleCalls {
@@ -164,6 +167,32 @@ pub(in crate::engine::sql) async fn a_sweep_reads_each_row_once<D: TestDatabase>
         last = next.unwrap_or_default();
     }
     assert_eq!(count(database, "1 = 1").await, 2200);
+}
+
+pub(in crate::engine::sql) async fn a_page_of_a_list_reads_a_limited_number_of_rows<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    let rows = Page::ROWS as usize;
+    insert(database, (0..rows).map(|index| (format!("a{index:05}"), 0, 0))).await;
+    acquire(&engine, &claim(&["b"])).await;
+    acquire(&engine, &claim(&["c"])).await;
+    let listed = engine.list("", PAGE).await.unwrap();
+    assert_eq!(listed.iter().map(|lock| &lock.name[..]).collect::<Vec<_>>(), ["b", "c"]);
+
+    let mut session = open(&engine.server).await.unwrap();
+    let mut page = Some(Page::first("", ""));
+    for expected in [&[][..], &["b", "c"]] {
+        let (reply, answer) = Reply::new();
+        let mut jobs = [Job::List(page.take().unwrap(), reply)];
+        let prefix = Prefix(String::new());
+        let calls = SingleCalls::new(&prefix, &[], &[], &[], &jobs);
+        let read = session.single("", &calls).await.read.unwrap();
+        answer_reads(&mut jobs, &prefix, read);
+        jobs.into_iter().for_each(|job| job.answer(None));
+        let (found, next) = answer.await.unwrap().unwrap();
+        assert_eq!(found.iter().map(|lock| &lock.name[..]).collect::<Vec<_>>(), expected);
+        page = next;
+    }
+    assert!(page.is_none());
 }
 
 /// A sweep begins some minutes after a call, and continues until it has read all rows.
