@@ -46,6 +46,7 @@ macro_rules! contract_tests {
             overlapping_sets_never_deadlock, renewal_racing_release_leaves_nothing, a_dropped_call_has_no_side_effect,
             waiters_are_served_in_order, an_attempt_never_passes_the_queue, a_dead_waiter_is_skipped,
             a_release_by_a_waiter_removes_its_position, a_set_does_not_block_names_it_does_not_wait_on,
+            waiters_for_the_same_names_do_not_block_each_other,
             a_transfer_changes_the_owner_and_nothing_else, a_transfer_is_idempotent,
             a_transfer_of_a_lost_lease_changes_nothing, a_transfer_of_several_names_is_all_or_nothing,
             a_transfer_extends_and_never_shortens, transfers_racing_for_one_lease_have_one_winner,

@@ -29,14 +29,15 @@
 local to = ARGV[5]
 local reserved, least = owner .. '-next', tonumber(ARGV[8] or 0)
 
--- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
-local ours, busy, queued = 0, nil, nil
+-- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner. `is_reserved`: the busy name
+-- has no holder, but is reserved for another waiter.
+local ours, busy, queued, is_reserved = 0, nil, nil, false
 for i = 1, n do
   local holder = redis.call('GET', KEYS[i])
   if holder == owner then
     ours = ours + 1
   elseif holder and holder ~= reserved then
-    busy = i
+    busy, is_reserved = i, #holder == 37 and string.find(holder, '^%x+%-next$') ~= nil
     break
   elseif redis.call('EXISTS', KEYS[n + n + i]) == 1 then
     queued = queued or {}
@@ -73,7 +74,7 @@ if busy or queued then
         end
         return {}
       elseif passed then
-        busy = i
+        busy, is_reserved = i, passed ~= 'granted'
         break
       end
     end
@@ -84,13 +85,15 @@ if busy then
   local more = 0
   for i = 1, n > 1 and n or 0 do
     if i ~= busy then
-      -- All or nothing, and one position at a time.
+      -- All or nothing, and one position at a time. If the busy name is only reserved for another waiter, this one keeps its
+      -- reservations of the names before it, until they expire: the other waiter may need one of them. So waiters for several
+      -- names wait in the order of the names, and do not release their reservations to each other again and again.
       local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
       if me then
         redis.call('ZREM', queue, me)
         mark_alive(queue, me)
       end
-      if holder == owner or holder == reserved then
+      if holder == owner or holder == reserved and not (me and is_reserved and i < busy) then
         local passed = pass(KEYS[i], queue, KEYS[n + i], to)
         if not passed then
           redis.call('DEL', KEYS[i])

@@ -327,6 +327,13 @@ async fn a_queue_whose_processes_all_died_leaves_nothing() {
     assert_eq!(other.run::<i64>("EXISTS holdfast:queue:{lock:n} lock:n").await, 0);
 }
 
+fn waiting_for_a_and_b() -> Claim {
+    let (owner, process) = (OwnerToken::fresh(), Arc::new(Process::current()));
+    let mut set = Claim::new(&[key("a"), key("b")], owner, Ttl::clamped(LONG), process);
+    set.waiting = true;
+    set
+}
+
 #[tokio::test]
 async fn a_set_hands_off_a_name_while_another_is_busy() {
     let Some(server) = Server::start(&[]).await else { return };
@@ -334,13 +341,7 @@ async fn a_set_hands_off_a_name_while_another_is_busy() {
     let (on_a, on_b) = (claim("a"), claim("b"));
     acquire(&ours, &on_a).await;
     acquire(&ours, &on_b).await;
-    let mut set = Claim::new(
-        &[key("a"), key("b")],
-        OwnerToken::fresh(),
-        Ttl::clamped(LONG),
-        Arc::new(Process::current()),
-    );
-    set.waiting = true;
+    let set = waiting_for_a_and_b();
     let mut set_subscription = enqueue(&ours, &set).await;
     let behind = waiting("a");
     let mut behind_subscription = enqueue(&ours, &behind).await;
@@ -363,4 +364,28 @@ async fn a_set_hands_off_a_name_while_another_is_busy() {
             .await,
         0
     );
+}
+
+#[tokio::test]
+async fn a_waiter_releases_the_reservation_that_it_kept() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let (first, second, behind) = (waiting_for_a_and_b(), waiting_for_a_and_b(), waiting("a"));
+    let (on_a, on_b) = (claim("a"), claim("b"));
+    acquire(&ours, &on_b).await;
+    enqueue(&ours, &second).await;
+    acquire(&ours, &on_a).await;
+    enqueue(&ours, &first).await;
+    release(&ours, &on_a).await;
+    release(&ours, &on_b).await;
+    // `b` is reserved for the second one.
+    enqueue(&ours, &first).await;
+    enqueue(&ours, &behind).await;
+    ours.release(&behind, Duration::ZERO).await.unwrap();
+    assert_eq!(other.run::<i64>("EXISTS holdfast:queue:{lock:a}").await, 0);
+    assert_eq!(other.run::<i64>("EXISTS lock:a").await, 1);
+    ours.release(&first, Duration::ZERO).await.unwrap();
+    assert_eq!(other.run::<i64>("EXISTS lock:a").await, 0);
+    ours.release(&second, Duration::ZERO).await.unwrap();
+    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }

@@ -24,7 +24,8 @@ local function release_one(key, queue, fence, metadata, owner, me, to, fences_la
   end
   local passed = false
   if holder ~= owner then
-    if queued and (not holder or holder == owner .. '-next') then
+    -- A reservation may be left without a queue: its waiter waits for another name (acquire.lua).
+    if queued and not holder or holder == owner .. '-next' then
       passed = pass(key, queue, fence, to)
       if not passed then
         redis.call('DEL', key)
