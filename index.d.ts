@@ -569,7 +569,7 @@ export declare class Lock implements AsyncDisposable {
    * Extends the lease to at least `ttlMs` milliseconds from now on. Later renewals use this ttl as well. Never shortens the
    * lease.
    * @param ttlMs more than 0, at most 2147483648 (2^31) ms, or text with a unit
-   * @throws `LOCK_LOST` when the lease is lost, was released, or ends before the store answers, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * @throws `LOCK_LOST` when the lease is lost or was released, or when it ends before the store answers; `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    *
    * @example
    * await lock.extend('1m')

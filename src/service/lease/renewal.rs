@@ -114,14 +114,13 @@ impl Lease {
     /// Extends the lease to at least `ttl` from now on. Later renewals use this ttl.
     ///
     /// # Errors
-    /// `LOCK_LOST` when the lease is lost or was released, also if it ended because the store failed. `LOCK_STORE` when the store
-    /// failed and the lease has not ended.
+    /// `LOCK_LOST` when the lease is lost or was released, or when it ends before the store answers. `LOCK_STORE` when the store
+    /// fails before the lease ends.
     pub(in crate::service) async fn extend(self: &Arc<Self>, shared: &Arc<Shared>, ttl: Ttl) -> Result<(), LockError> {
         let started = tokio::time::Instant::now();
-        let name = || self.names[0].as_str();
         let Ok(_guard) = tokio::time::timeout(shared.store_timeout, self.begin_op(shared)).await else {
             let error = shared.engine.no_answer("renew", shared.store_timeout);
-            return Err(LockError::store(error).with_key(name()));
+            return Err(self.extension_failed(shared, LockError::store(error)));
         };
         if self.is_released() {
             return Err(self.lost("it was released"));
@@ -130,7 +129,7 @@ impl Lease {
             return Err(loss);
         }
         // As short as that of a renewal: a retry must fit into the rest of the lease.
-        let (capped, timeout) = {
+        let (capped, timeout, end) = {
             let mut state = self.state.lock();
             // Never shorter than the lease that the caller was granted.
             let least = if state.is_short { ttl.max(state.ttl) } else { ttl };
@@ -139,13 +138,15 @@ impl Lease {
             };
             state.max_ttl = state.max_ttl.max(capped);
             state.is_extended = true;
-            (capped, renewal_timeout(state.current_ttl()))
+            // A reply that arrives after the end of the lease cannot extend it. A renewal may still extend a short one.
+            let end = if state.is_short {
+                Duration::MAX
+            } else {
+                state.deadline.remaining()
+            };
+            (capped, renewal_timeout(state.current_ttl()), end)
         };
-        // An answer after the end of the lease cannot keep it.
-        let time_left = shared
-            .store_timeout
-            .saturating_sub(started.elapsed())
-            .min(self.remaining());
+        let time_left = shared.store_timeout.saturating_sub(started.elapsed()).min(end);
         let mut sent = Moment::now();
         let answer = shared
             .with_retries("renew", time_left, || {
@@ -184,11 +185,14 @@ impl Lease {
 }
 
 impl Lease {
-    /// Returns the error of an extension that failed: the loss of the lease, if it has ended.
+    /// Converts the error of a failed extension. If the lease has ended, it is lost: `LOCK_LOST`, with the error of the store as the cause.
     fn extension_failed(&self, shared: &Arc<Shared>, error: LockError) -> LockError {
         let mut state = self.state.lock();
         if !state.deadline.is_past() {
-            return error.with_key(self.names[0].as_str());
+            return match &state.phase {
+                Phase::Lost(loss) => LockError::clone(loss),
+                _ => error.with_key(self.names[0].as_str()),
+            };
         }
         state.delay_renewal().last_error = error.cause;
         let loss = self.expired(&state);

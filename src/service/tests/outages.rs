@@ -147,7 +147,7 @@ async fn the_release_of_an_extended_lease_is_retried_until_it_expires() {
     )
     .await;
     engine.set(Fault::LoseReply);
-    // The store does not answer until the lease ends: long before the store timeout.
+    // The store does not answer. The lease ends long before the store timeout.
     let started = tokio::time::Instant::now();
     let error = locks.extend(&lease, Ttl::clamped(ms(600_000))).await.unwrap_err();
     assert_eq!(error.code, Code::Lost);

@@ -4,11 +4,6 @@
 //! two claims that overlap compete for the first name that they share. An attempt that finds a busy part rolls back the parts
 //! before it, so that it holds nothing while it waits.
 //!
-//! **Reservations.** A part that is reserved for the claim becomes a lease when it is acquired, and a rollback hands it off. Two waiters,
-//! each with a reservation that the other one needs, would so hand them to each other again and again. So a waiter reads its names
-//! before it acquires a part. If the first busy one is only reserved for another waiter, it keeps its reservations of the parts
-//! before that name, until they expire (`acquire.lua` has the same rule for one slot).
-//!
 //! **One fencing token.** The token of the claim is the largest of its parts. Each part is granted with a token that is not
 //! smaller than those before it. A part whose own token is smaller in the end is acquired once more, which raises it to that of
 //! the claim. The claim is granted only then, so that the next token of each name is larger than the claim's.
@@ -17,12 +12,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::Value;
 
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
-use crate::engine::redis::keys::Part;
-use crate::engine::redis::scripts::RESERVED;
 use crate::engine::{Acquired, Renewal, Renewed};
 use crate::model::{Claim, Fence, Key, Ttl};
 
@@ -64,17 +56,6 @@ impl RedisEngine {
 
     /// Makes one attempt for all parts.
     pub(in super::super) async fn acquire_parts(&self, parts: &[Claim], whole: &Claim) -> Result<Acquired, Failure> {
-        if whole.waiting
-            && self.waiters.known.number(&whole.owner) > 0
-            && let Some(reserved) = self.reserved_for_another(parts).await?
-        {
-            // If the other waiter has released it meanwhile, the attempt continues, and finds it held by this owner.
-            let acquired = self.acquire(&parts[reserved], whole, 0, false).await;
-            if !matches!(acquired, Ok(Acquired::Granted { .. })) {
-                let rolled_back = self.roll_back_parts(&parts[reserved..], 0).await;
-                return acquired.and_then(|held| rolled_back.map(|()| held));
-            }
-        }
         let mut fences = vec![0; parts.len()];
         for _ in 0..ROUNDS {
             let mut largest = fences.iter().copied().max().unwrap_or_default();
@@ -110,27 +91,6 @@ impl RedisEngine {
         }
         let _ = self.roll_back_parts(parts, parts.len()).await;
         Err(Failure::TooSlow)
-    }
-
-    /// Returns the index of the part that has the first busy name, if that name is reserved for another waiter, and follows all names of
-    /// the parts before.
-    async fn reserved_for_another(&self, parts: &[Claim]) -> Result<Option<usize>, Failure> {
-        let reads = parts.iter().map(|part| async move {
-            let call = self.call(&RESERVED, &[Part::Lock], part);
-            self.route.run(&RESERVED, &call, self.slot(&part.keys()[0])).await
-        });
-        let mut last = None;
-        for (index, (part, read)) in parts.iter().zip(join_all(reads).await).enumerate() {
-            match read? {
-                Value::Int(0) => last = last.max(part.keys().last()),
-                Value::Int(-1) => return Ok(None),
-                Value::Int(name @ 1..) if name as usize <= part.keys().len() => {
-                    return Ok((last < Some(&part.keys()[name as usize - 1])).then_some(index));
-                }
-                _ => return Err(Failure::Unexpected("reserved.lua")),
-            }
-        }
-        Ok(None)
     }
 
     /// Rolls back all parts except the busy one, with their positions in the queues. Rolls back all parts if none is busy.

@@ -85,9 +85,10 @@ if busy then
   local more = 0
   for i = 1, n > 1 and n or 0 do
     if i ~= busy then
-      -- All or nothing, and one position at a time. If the busy name is only reserved for another waiter, this one keeps its
-      -- reservations of the names before it, until they expire: the other waiter may need one of them. So waiters for several
-      -- names wait in the order of the names, and do not release their reservations to each other again and again.
+      -- All or nothing, and one position at a time. If the busy name is only reserved for another waiter, this waiter keeps its
+      -- reservations of names before the busy one, until they expire. If the other waiter needs one of these names, its next
+      -- attempt hands off the busy name. So waiters acquire names in sort order, and do not hand reservations to each other again
+      -- and again.
       local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
       if me then
         redis.call('ZREM', queue, me)

@@ -35,7 +35,6 @@ scripts! {
     RELEASE_MANY = "release/release_many_held.lua" "queue.lua" "release/release_one.lua" "release/release_many.lua";
     FORCE_RELEASE = "queue.lua" "release/release_one.lua" "release/force_release.lua";
     REMOVE_WAITER = "queue.lua" "release/release_one.lua" "remove_waiter.lua";
-    RESERVED = "reserved.lua";
     INSPECT = "inspect.lua";
     RECORD = "record.lua";
     SEED_COUNTER = "seed_counter.lua";

@@ -378,7 +378,7 @@ async fn a_waiter_releases_the_reservation_that_it_kept() {
     enqueue(&ours, &first).await;
     release(&ours, &on_a).await;
     release(&ours, &on_b).await;
-    // `b` is reserved for the second one.
+    // `b` is reserved for `second`. This attempt of `first` keeps its reservation of `a`.
     enqueue(&ours, &first).await;
     enqueue(&ours, &behind).await;
     ours.release(&behind, Duration::ZERO).await.unwrap();

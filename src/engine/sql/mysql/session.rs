@@ -53,8 +53,8 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) wait_timeout_s: i64,
     /// Whether the server executes prepared statements on this connection.
     pub(super) prepares: bool,
-    /// Whether an `INSERT` returns rows: on MariaDB.
-    pub(super) returns_rows: bool,
+    /// Whether the server is MariaDB, where an `INSERT` returns rows, and a statement can have its own settings.
+    pub(super) is_mariadb: bool,
     /// The texts of the prepared statements.
     prepared: HashMap<Statement, Arc<str>>,
     /// Whether the server accepted writes when the connection was opened.
@@ -186,7 +186,7 @@ impl MysqlSession {
             reads_committed: !rows(&answers, log).iter().any(is_statement),
             prepares: true,
             prepared: HashMap::new(),
-            returns_rows: ids.is_some_and(|row| row.is_true(4)),
+            is_mariadb: ids.is_some_and(|row| row.is_true(4)),
             was_writable: ids.is_some_and(|row| is_writable(row, 2)),
             wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
             used_at: Instant::now(),

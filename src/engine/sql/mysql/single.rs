@@ -159,7 +159,7 @@ async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Gr
     let mut sorted: Vec<_> = attempts.iter().collect();
     sorted.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     let mut is_made = false;
-    if session.prepares && session.returns_rows {
+    if session.prepares && session.is_mariadb {
         let size = prepared_size(sorted.len());
         let text = |tables: &Tables| {
             let values = format!("(?, ?, {NOW}, since, since + ?, ?, ?, ?)");
@@ -283,15 +283,14 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRea
     let Tables { locks, waiters, .. } = &session.server.tables;
     let mut indexes = Vec::new();
     for (page, bound) in pages.iter().zip(&bounds) {
-        let end = bound.as_ref().or(page.end.as_ref());
-        let end = end.map(|end| format!("AND l.name < {}", Bytes(end)));
+        let end = bound.as_ref().unwrap_or(&page.end);
         indexes.push(packet.add(format_args!(
             "SELECT l.name, l.expires_at - @u, l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
              (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u) \
-             FROM {locks} AS l WHERE l.name >= {} {} AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > @u \
+             FROM {locks} AS l WHERE l.name >= {} AND l.name < {} AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > @u \
              ORDER BY l.name LIMIT {}",
             Bytes(&page.start),
-            end.unwrap_or_default(),
+            Bytes(end),
             Page::SIZE,
         )));
     }
@@ -318,19 +317,18 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRea
     read.ok_or_else(|| session.unexpected())
 }
 
-/// Returns the name behind the rows that each page may read. `None`: the page has fewer rows.
+/// Returns, for each page, the first name after the rows that the page may read. `None`: the page has no further rows.
 async fn bounds(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Option<Vec<u8>>>> {
-    let mut bounds = vec![None; pages.len()];
+    let mut bounds: Vec<Option<Vec<u8>>> = pages.iter().map(|page| page.bound.clone()).collect();
     let mut packet = Packet::default();
     packet.add(CLOCK);
     let locks = &session.server.tables.locks;
     let mut indexes = Vec::new();
-    for (position, page) in pages.iter().enumerate().filter(|(_, page)| page.is_range()) {
-        let end = page.end.as_ref().map(|end| format!("AND name < {}", Bytes(end)));
+    for (position, page) in pages.iter().enumerate().filter(|(_, page)| page.needs_bound()) {
         let index = packet.add(format_args!(
-            "SELECT name FROM {locks} WHERE name >= {} {} ORDER BY name LIMIT 1 OFFSET {}",
+            "SELECT name FROM {locks} WHERE name >= {} AND name < {} ORDER BY name LIMIT 1 OFFSET {}",
             Bytes(&page.start),
-            end.unwrap_or_default(),
+            Bytes(&page.end),
             Page::ROWS,
         ));
         indexes.push((position, index));

@@ -160,15 +160,15 @@ async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)],
 async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
     let mut read = Vec::new();
     for page in pages {
-        let mut bound = None;
-        if page.is_range() {
+        let mut bound = page.bound.clone();
+        if page.needs_bound() {
             let rows = session
                 .query(Sql::PageBound, &[&page.start, &page.end, &Page::ROWS])
                 .await?;
             bound = rows.first().map(|row| session.get::<Vec<u8>>(row, 0)).transpose()?;
         }
-        let end = bound.as_ref().or(page.end.as_ref());
-        let rows = session.query(Sql::List, &[&page.start, &end, &Page::SIZE]).await?;
+        let end = bound.as_ref().unwrap_or(&page.end);
+        let rows = session.query(Sql::List, &[&page.start, end, &Page::SIZE]).await?;
         let leases: Outcome<Vec<Lease>> = rows.iter().map(|row| lease(session, row)).collect();
         read.push(PageRead { leases: leases?, bound });
     }

@@ -74,7 +74,7 @@ pub(in crate::engine::sql) struct Granted {
 /// The leases of a page, sorted by name.
 pub(in crate::engine::sql) struct PageRead {
     pub leases: Vec<Lease>,
-    /// The first name behind the rows that were read. `None`: all rows of the page were read.
+    /// The first name after the rows that the page may read. `None`: the page has no further rows.
     pub bound: Option<Vec<u8>>,
 }
 

@@ -63,7 +63,6 @@ pub(super) struct Statements {
     pub release: Script,
     pub force_release: Script,
     pub list: Script,
-    pub page_bound: Script,
     pub sweep: Script,
 }
 
@@ -82,7 +81,6 @@ impl Statements {
             release: Script::new(include_str!("statements/release.sql"), table),
             force_release: Script::new(include_str!("statements/force_release.sql"), table),
             list: Script::new(include_str!("statements/list.sql"), table),
-            page_bound: Script::new(include_str!("statements/page_bound.sql"), table),
             sweep: Script::new(include_str!("statements/sweep.sql"), table),
         }
     }

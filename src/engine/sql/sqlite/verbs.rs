@@ -224,21 +224,7 @@ impl Verbs {
         transaction: &mut Transaction<'_>,
         page: &Page,
     ) -> sqlx::Result<(Vec<LockInfo>, Option<Page>)> {
-        let Page { start, end } = page.clone();
-        let mut bound = None;
-        if page.is_range() {
-            let (start, end) = (start.clone(), end.clone());
-            let answers = transaction
-                .read(&self.statements.page_bound, |q| {
-                    q.bind(start).bind(end).bind(Page::ROWS)
-                })
-                .await?;
-            bound = rows(&answers, 0)
-                .first()
-                .map(|row| row.try_get::<Vec<u8>, _>(0))
-                .transpose()?;
-        }
-        let end = bound.clone().or(end);
+        let Page { start, end, bound } = page.clone();
         let answers = transaction
             .read(&self.statements.list, |q| q.bind(start).bind(end).bind(Page::SIZE))
             .await?;

@@ -24,7 +24,7 @@ local function release_one(key, queue, fence, metadata, owner, me, to, fences_la
   end
   local passed = false
   if holder ~= owner then
-    -- A reservation may be left without a queue: its waiter waits for another name (acquire.lua).
+    -- A reservation can exist without a queue while its waiter is in the queue of a later name (acquire.lua).
     if queued and not holder or holder == owner .. '-next' then
       passed = pass(key, queue, fence, to)
       if not passed then

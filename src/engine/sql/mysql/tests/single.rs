@@ -20,10 +20,10 @@ impl Database {
     }
 
     /// Opens a connection that executes single statements in this mode. `None`: the server does not support the mode.
-    async fn session_with(&self, (prepares, returns_rows): (bool, bool)) -> Option<MysqlSession> {
+    async fn session_with(&self, (prepares, is_mariadb): (bool, bool)) -> Option<MysqlSession> {
         let mut session = self.session().await;
-        let is_possible = session.returns_rows || !returns_rows;
-        (session.prepares, session.returns_rows) = (prepares, returns_rows);
+        let is_possible = session.is_mariadb || !is_mariadb;
+        (session.prepares, session.is_mariadb) = (prepares, is_mariadb);
         is_possible.then_some(session)
     }
 }
@@ -123,7 +123,7 @@ async fn a_pair_is_two_prepared_statements_and_text_above_the_limit_of_the_serve
             assert_eq!(release_all(&mut session, &some).await.len(), count);
         }
     }
-    let of_attempts = if session.returns_rows { 12 } else { 1 };
+    let of_attempts = if session.is_mariadb { 12 } else { 1 };
     assert_eq!(prepared(&mut session).await.0, of_attempts + 12);
 
     let limit = database.number("SELECT @@GLOBAL.max_prepared_stmt_count").await;

@@ -68,40 +68,6 @@ async fn a_user_with_the_documented_rights_is_enough() {
 }
 
 #[tokio::test]
-async fn a_user_who_lacks_a_right_on_a_table_is_refused() {
-    let Some(mut database) = Database::create().await else {
-        return;
-    };
-    database.engine().await;
-    let (name, user) = (database.name.clone(), format!("r{}", &database.name[1..24]));
-    database.execute(&format!("CREATE USER {user}")).await;
-    let url = database
-        .url
-        .replace(&format!("{}@", database.user), &format!("{user}@"));
-    for table in ["locks", "locks_waiters"] {
-        for missing in ["INSERT", "UPDATE", "DELETE"] {
-            let grant = "GRANT SELECT, INSERT, UPDATE, DELETE ON";
-            database
-                .execute(&format!(
-                    "{grant} {name}.locks TO {user}; {grant} {name}.locks_waiters TO {user}; \
-                     REVOKE {missing} ON {name}.{table} FROM {user}"
-                ))
-                .await;
-            let message = refused(&url, &Settings::default()).await;
-            let expected = [
-                format!("{missing} command denied"),
-                format!("`{table}`"),
-                "the user needs".into(),
-            ];
-            assert!(
-                expected.iter().all(|part| message.contains(part)),
-                "{missing} {table}: {message}"
-            );
-        }
-    }
-}
-
-#[tokio::test]
 async fn tables_with_other_columns_or_without_a_key_are_refused_with_their_name() {
     let Some(mut database) = Database::create().await else {
         return;

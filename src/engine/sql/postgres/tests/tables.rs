@@ -225,3 +225,31 @@ async fn no_call_scans_a_table() {
     let scans = "SELECT coalesce(sum(seq_scan), 0)::bigint FROM pg_stat_user_tables";
     assert_eq!(database.number(scans).await, 0);
 }
+
+/// The plan of a list is made once for all ranges.
+#[tokio::test]
+async fn inspect_and_a_page_of_a_list_read_no_rows_behind_their_range() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    database
+        .execute(
+            "INSERT INTO locks (name, fence, expires_at, queued) \
+             SELECT convert_to('n' || lpad(i::text, 6, '0'), 'UTF8'), 1, 'epoch', 0 FROM generate_series(1, 50000) AS i",
+        )
+        .await;
+    database.execute("SELECT pg_stat_reset()").await;
+    for _ in 0..10 {
+        assert_eq!(engine.inspect(&key("n000001")).await.unwrap(), None);
+        assert!(engine.list("n0000", PAGE).await.unwrap().is_empty());
+    }
+    engine.close().await;
+    let open =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'";
+    // A connection has counted its reads when it has ended.
+    eventually("the connections have ended", async || database.number(open).await == 0).await;
+    let read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables WHERE relname = 'locks'";
+    let read = database.number(read).await;
+    assert!((100..20_000).contains(&read), "{read} rows");
+}

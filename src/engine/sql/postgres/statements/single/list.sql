@@ -1,6 +1,6 @@
 -- A page of the leases that have not expired, sorted by name. A reserved name has no holder.
 --
--- $1 the first name   $2 the first name after the range, NULL: there is none   $3 maximum number
+-- $1 the first name   $2 the first name after the range   $3 maximum number
 -- → name, remaining time, fence, host, pid, since, metadata, live positions in the queue
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT
@@ -14,7 +14,7 @@ SELECT
   (SELECT count(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > clock.now)
 FROM clock
 CROSS JOIN {locks} AS l
-WHERE l.name >= $1::bytea AND ($2::bytea IS NULL OR l.name < $2::bytea)
+WHERE l.name >= $1::bytea AND l.name < $2::bytea
   AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > clock.now
 ORDER BY l.name
 LIMIT $3::bigint
