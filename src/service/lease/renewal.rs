@@ -182,9 +182,7 @@ impl Lease {
             }
         }
     }
-}
 
-impl Lease {
     /// Converts the error of a failed extension. If the lease has ended, it is lost: `LOCK_LOST`, with the error of the store as the cause.
     fn extension_failed(&self, shared: &Arc<Shared>, error: LockError) -> LockError {
         let mut state = self.state.lock();

@@ -320,7 +320,11 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRea
 /// Returns, for each page, the first name after the rows that the page may read. `None`: the page has no further rows.
 async fn bounds(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Option<Vec<u8>>>> {
     let mut bounds: Vec<Option<Vec<u8>>> = pages.iter().map(|page| page.bound.clone()).collect();
+    if !pages.iter().any(Page::needs_bound) {
+        return Ok(bounds);
+    }
     let mut packet = Packet::default();
+    // A proxy sends a packet that begins with a SELECT to a replica.
     packet.add(CLOCK);
     let locks = &session.server.tables.locks;
     let mut indexes = Vec::new();
@@ -332,9 +336,6 @@ async fn bounds(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Optio
             Page::ROWS,
         ));
         indexes.push((position, index));
-    }
-    if indexes.is_empty() {
-        return Ok(bounds);
     }
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;

@@ -263,6 +263,22 @@ async fn a_release_has_the_same_answer_in_each_mode() {
     }
 }
 
+/// The statement neither waits for the row nor fails. A transaction answers the release of its name.
+#[tokio::test]
+async fn a_locked_row_is_skipped_by_a_release() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let mut session = database.session().await;
+    let (free, locked) = (claim(&["free"]), claim(&["locked"]));
+    attempt(&mut session, &[&free, &locked]).await;
+    database
+        .execute("BEGIN; SELECT name FROM locks WHERE name = 'locked' FOR UPDATE")
+        .await;
+    let expected = HashMap::from([("free".to_owned(), true)]);
+    assert_eq!(release_all(&mut session, &[&free, &locked]).await, expected);
+}
+
 /// A lease whose name is granted again at once does not count as lost.
 #[tokio::test]
 async fn a_name_that_is_granted_again_at_once_counts_as_released() {
