@@ -74,8 +74,8 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
     packet.add(CLOCK);
     // Skips rows that another transaction has locked.
     packet.add(format_args!(
-        "UPDATE {locks} AS l JOIN (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} AND expires_at > @u \
-         LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k ON k.name = l.name \
+        "UPDATE (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} AND expires_at > @u \
+         LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name \
          SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})"
     ));
     let mut answers = Vec::new();

@@ -265,7 +265,7 @@ async fn a_release_has_the_same_answer_in_each_mode() {
 
 /// The statement neither waits for the row nor fails. A transaction answers the release of its name.
 #[tokio::test]
-async fn a_locked_row_is_skipped_by_a_release() {
+async fn a_locked_row_is_skipped_by_a_renewal_and_a_release() {
     let Some(mut database) = Database::create().await else {
         return;
     };
@@ -275,6 +275,12 @@ async fn a_locked_row_is_skipped_by_a_release() {
     database
         .execute("BEGIN; SELECT name FROM locks WHERE name = 'locked' FOR UPDATE")
         .await;
+    let mut calls = no_calls();
+    calls.renewals = [&free, &locked]
+        .map(|claim| (stored(claim), claim.owner.clone(), claim.ttl))
+        .into();
+    let renewed = session.single("p", &calls).await.renewed.unwrap();
+    assert_eq!(renewed, [free.owner.as_str().to_owned()].into());
     let expected = HashMap::from([("free".to_owned(), true)]);
     assert_eq!(release_all(&mut session, &[&free, &locked]).await, expected);
 }
