@@ -5,7 +5,7 @@ import { leftovers } from './leftovers.mjs'
 import { suite } from './stores.mjs'
 import { until } from './tools.mjs'
 
-/** The fraction of the full size; 1 is the full size, which the soak runs. */
+/** The fraction of the full size. The soak has bursts of the full size. */
 const SCALE = Number(process.env.HOLDFAST_BURST_SCALE ?? 0.2)
 const FREE_NAMES = 20_000 * SCALE
 const WAITERS = 1000 * SCALE

@@ -1,7 +1,7 @@
 // What a grant survives on MariaDB: a kill of the server, and with semi-synchronous replication the loss of the primary.
 import assert from 'node:assert/strict'
 import { describe, it } from 'node:test'
-import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
+import { locateMariadb, startMariadb } from '../scripts/mysql.mjs'
 import { LockService } from '../index.js'
 import { logged, promote, query, startPair } from './mysql-replication.mjs'
 import { canStartServer } from './stores.mjs'
@@ -29,7 +29,7 @@ describe('mysql: durability', { concurrency: 1 }, () => {
     })
 
   for (const hasLog of [false, true]) {
-    const start = () => startMysql({ settings: hasLog ? logged(1) : {} })
+    const start = () => startMariadb({ settings: hasLog ? logged(1) : {} })
     test(`a kill right after a grant, ${hasLog ? 'with' : 'without'} a binary log`, start, async (server, connect) => {
       const [locks, other] = [await connect(), await connect()]
       let last = 0n
@@ -113,7 +113,7 @@ describe('mysql: durability', { concurrency: 1 }, () => {
 
   test(
     'a warning of sync_binlog: without the binary log, a restart rolls commits back',
-    () => startMysql({ settings: logged(1) }),
+    () => startMariadb({ settings: logged(1) }),
     async (server) => {
       const code = `
         import { LockService } from ${JSON.stringify(INDEX)}

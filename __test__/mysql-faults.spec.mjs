@@ -1,14 +1,14 @@
 // Faults of a MariaDB or MySQL server: those of every SQL server, it has no free connections, and limits of its own.
 import assert from 'node:assert/strict'
-import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
+import { locateMariadb, startMariadb } from '../scripts/mysql.mjs'
 import { withMysql } from './mysql-client.mjs'
-import { faults, load } from './sql-faults.mjs'
+import { faults, load, shareOneConnection } from './sql-faults.mjs'
 import { random } from './stores.mjs'
 import { later, rejects, until, waiting } from './tools.mjs'
 
 faults('mysql', {
   locate: locateMariadb,
-  start: () => startMysql(),
+  start: () => startMariadb(),
   connected: (url, body) => withMysql(url, (client) => body(async (text) => (await client.query(text))[0])),
   lockTables: 'LOCK TABLES locks WRITE, locks_waiters WRITE',
   unlockTables: 'UNLOCK TABLES',
@@ -41,6 +41,10 @@ faults('mysql', {
       })
       const both = await until('a second connection', () => locks.acquire(['two', 'names']).catch(() => null))
       assert.equal(await both.release(), true)
+    })
+
+    test('a user that can have one connection: calls of all kinds at the same time', async () => {
+      await shareOneConnection(await connect({}, await userWith('MAX_USER_CONNECTIONS 1')))
     })
 
     test('max_connections of the server: retryable errors, and calls again when there is a free connection', async () => {

@@ -1,5 +1,5 @@
 // A primary of MariaDB and its replica, for the tests.
-import { startMysql } from '../scripts/mysql.mjs'
+import { startMariadb } from '../scripts/mysql.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { until } from './tools.mjs'
 
@@ -21,14 +21,14 @@ const SEMI_SYNC = { rpl_semi_sync_master_enabled: 1, rpl_semi_sync_master_wait_p
  */
 export async function startPair({ isSynchronous = true } = {}) {
   const settings = isSynchronous ? { ...SEMI_SYNC, rpl_semi_sync_master_timeout: 60_000 } : {}
-  /** @type {Awaited<ReturnType<typeof startMysql>>[]} */
+  /** @type {Awaited<ReturnType<typeof startMariadb>>[]} */
   const started = []
   const stop = () => Promise.all(started.map((server) => server.stop()))
   try {
     // The primary waits for no replica while it starts.
-    const primary = await startMysql({ settings: logged(1) })
+    const primary = await startMariadb({ settings: logged(1) })
     started.push(primary)
-    const replica = await startMysql({ settings: { ...logged(2), read_only: 1, rpl_semi_sync_slave_enabled: 1 } })
+    const replica = await startMariadb({ settings: { ...logged(2), read_only: 1, rpl_semi_sync_slave_enabled: 1 } })
     started.push(replica)
     await query(primary, 'CREATE USER app', 'GRANT ALL ON holdfast.* TO app')
     await query(

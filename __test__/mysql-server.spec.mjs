@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, describe, it } from 'node:test'
 import { LockService } from '../index.js'
-import { locateMysql, startMysqlServer } from '../scripts/mysql.mjs'
+import { locateMysql, startMysql } from '../scripts/mysql.mjs'
 import { contract } from './contract.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { missing, skip } from './stores.mjs'
@@ -16,7 +16,7 @@ const reason =
   ))
 if (reason) it('MySQL', (t) => skip(t, reason))
 else {
-  const server = /** @type {any} */ (await startMysqlServer())
+  const server = /** @type {any} */ (await startMysql())
   after(() => server.stop())
   const withoutTls = `${server.url}?ssl-mode=DISABLED`
   // The server's own certificate is for no name.

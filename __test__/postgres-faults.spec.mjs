@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { locatePostgres, startPostgres } from '../scripts/postgres.mjs'
 import { withPostgres } from './postgres-client.mjs'
-import { faults, grantAfter, load } from './sql-faults.mjs'
+import { faults, grantAfter, load, shareOneConnection } from './sql-faults.mjs'
 import { random } from './stores.mjs'
 import { rejects, until } from './tools.mjs'
 
@@ -65,6 +65,12 @@ faults('postgres', {
       }
       const both = await until('a second connection', () => locks.acquire(['two', 'names']).catch(() => null))
       assert.equal(await both.release(), true)
+    })
+
+    test('a role that can have one connection: calls of all kinds at the same time', async () => {
+      const address = await roleWith({})
+      await query(`ALTER ROLE ${new URL(address).username} CONNECTION LIMIT 1`)
+      await shareOneConnection(await connect({}, address))
     })
 
     test('statement_timeout of the role', async () => {

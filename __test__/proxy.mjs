@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import tls from 'node:tls'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
-import { startMysql } from '../scripts/mysql.mjs'
+import { startMariadb } from '../scripts/mysql.mjs'
 import { startPostgres } from '../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
@@ -281,7 +281,7 @@ export const SERVERS = {
   },
   mysql: {
     engine: 'mysql',
-    start: () => startMysql(),
+    start: () => startMariadb(),
     commit: 'COMMIT;',
     // A prepared statement contains the names as bytes, another one as hexadecimal digits.
     encoded: (/** @type {string} */ key) => [key, Buffer.from(key).toString('hex')],

@@ -50,7 +50,29 @@ export const grantAfter = async (counts, at) => {
 }
 
 /**
- * Adds the cases of all dialects. Returns what those of one need.
+ * Makes calls of all kinds at the same time, and checks that a service succeeds whose server grants it one connection.
+ *
+ * @param {LockService} locks
+ */
+export async function shareOneConnection(locks) {
+  const leases = await Promise.all([0, 1, 2].map((number) => locks.acquire(`held:${number}`, { ttlMs: 30_000 })))
+  const end = performance.now() + 3000
+  /** @param {() => Promise<unknown>} call */
+  const repeat = async (call) => {
+    while (performance.now() < end) await call()
+  }
+  await Promise.all([
+    ...[1, 2, 3, 4].map((number) => repeat(() => locks.using(`used:${number}`, () => {}))),
+    ...leases.map((lease) => repeat(() => lease.extend(30_000))),
+    repeat(() => locks.list()),
+  ])
+  // Calls that do not overlap.
+  for (let call = 0; call < 10; call++) await locks.using('used:1', () => {})
+  assert.deepEqual(await Promise.all(leases.map((lease) => lease.release())), [true, true, true])
+}
+
+/**
+ * Declares the cases of all dialects, then calls `cases` with the helpers for the cases of this dialect.
  *
  * @param {string} kind
  * @param {{
@@ -90,7 +112,7 @@ export function faults(
     before(async () => {
       if (!(await canStartServer({ skip: (reason) => skipped.push(reason) }, kind, locate))) return
       server = await start()
-      // Creates the tables, for users without that right.
+      // Creates the tables, for users without that privilege.
       await (await LockService.connect(server.url)).close()
       isUnable = false
     })

@@ -81,9 +81,9 @@ const PROCESSES = '16 waiters in 16 processes'
 /** The sentences with figures, by file: `#` is a figure. */
 const SENTENCES = {
   'README.md': () => [
-    ['`using` makes # to # times the locks per second', range(REDIS, USING).map(one)],
+    ['`using` completes # to # times as many locks per second', range(REDIS, USING).map(one)],
     ['an attempt for a busy name is # to # times as fast', range(/^Failed tries, Redis/, FASTEST).map(one)],
-    ['make up to # times the calls per second', [one(1 / range(MONGODB, FLOOR)[0])]],
+    ['reach up to # times as many calls per second as holdfast', [one(1 / range(MONGODB, FLOOR)[0])]],
     ['wakes the next waiter in # ms', [cell(HANDOFF, '1 waiter', ['holdfast', 'default'], 4)]],
     [
       'redlock with default settings takes # ms',
@@ -92,7 +92,10 @@ const SENTENCES = {
     ['send # commands per process and second', [idle('holdfast').toFixed(2)]],
     ['with redlock they send #', [idle('redlock').toFixed(0)]],
     ['take # % of a core and # bytes each', [lease(5).split(' ')[0], lease(3).split(' ')[0]]],
-    ['costs Redis # µs instead of # µs', [server('four plain commands ('), server('`SET NX PX`, and a script')]],
+    [
+      'costs Redis # µs of CPU time; without them # µs',
+      [server('four plain commands ('), server('`SET NX PX`, and a script')],
+    ],
     [
       '**# MiB**, native | # MiB | # MiB | # MiB | # MiB',
       ['holdfast', 'redlock (', 'redlock-universal (', 'redis-semaphore (', 'verrou ('].map(size),
@@ -143,7 +146,7 @@ const SENTENCES = {
       [64, 256].map((load) => pairs(POSTGRES, load, 'advisory-pipelined-1', RUST_RATIO, 'By the same').toFixed(2)),
     ],
     [
-      'It takes # ms, # times four round trips and a commit',
+      'It takes # ms, # times the sum of four round trips and a commit',
       [handOff(POSTGRES, '1 waiter'), handOff(POSTGRES, '1 waiter', 8)],
     ],
     ['the client needs # µs of CPU per pair', [pairs(POSTGRES, 64, 'holdfast', CLIENT_CPU).toFixed(0)]],

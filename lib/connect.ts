@@ -75,7 +75,7 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
     options = fields('options', second, CONNECT) ?? {}
   }
   const tls = fields('tls', options['tls'], TLS)
-  const located = withUserOf(serverOf(options, urls, tls !== undefined) ?? urlsOf(urls), options)
+  const located = separateUser(serverOf(options, urls, tls !== undefined) ?? urlsOf(urls), options)
   const { login, credentials } = loginOf({ ...options, ...located.login })
   const config: Config = { urls: located.urls.map(login), defaults: {}, events: false }
   if (config.urls.length === 0) {
@@ -199,8 +199,11 @@ function serverOf(options: Fields, urls: unknown, secure: boolean): string[] | u
   return [`redis${secure ? 's' : ''}://${address}:${number}/${path}`]
 }
 
-/** Returns the URLs. If all have the same user and no password, and the options have only a password: without this user, and with it as `login`. */
-function withUserOf(urls: string[], options: Fields): { urls: string[]; login?: { username: string } } {
+/**
+ * Moves the user of the URLs into `login`, if all URLs have the same user and no password, and the options have a password and no user
+ * name. Otherwise returns the URLs unchanged.
+ */
+function separateUser(urls: string[], options: Fields): { urls: string[]; login?: { username: string } } {
   if (options['password'] === undefined || options['username'] !== undefined) return { urls }
   const parts = urls.map((url) => /^([\w+]+:\/\/)([^:/?#@]+)@([^@]*)$/.exec(url))
   const [user] = parts.map((part) => part?.[2])

@@ -12,16 +12,16 @@ const run = promisify(execFile)
 export { locateMariadb, locateMysql }
 
 /**
- * Starts a MariaDB server with the user `holdfast`, all rights and no password. Without `fsync` a commit does not wait for the
+ * Starts a MariaDB server with the user `holdfast`, all privileges and no password. Without `fsync` a commit does not wait for the
  * disk. `tls`: paths of its certificate, its key and the authority of clients.
  *
  * @param {{ fsync?: boolean, settings?: Record<string, string | number>, tls?: import('./postgres.mjs').PostgresTls }} [options]
  */
-export async function startMysql({ fsync = false, settings = {}, tls } = {}) {
+export async function startMariadb({ fsync = false, settings = {}, tls } = {}) {
   const [path, installer, client] = await Promise.all(
     ['mariadbd', 'mariadb-install-db', 'mariadb'].map(locateOfMariadb),
   )
-  const user = await account('mysql')
+  const user = await account('mysql', path)
   return startServer(async (dir, port) => {
     const data = join(dir, 'data')
     if (user) await chown(dir, user.uid, user.gid)
@@ -59,16 +59,16 @@ export async function startMysql({ fsync = false, settings = {}, tls } = {}) {
     return {
       argv: [path, '--no-defaults', ...flags],
       user,
-      ready: async (log) => /ready for connections/.test(log) && (await isPrepared(client, dir)),
+      ready: async (log) => /ready for connections/.test(log) && (await createUserAndDatabase(client, dir)),
       properties: { url: `mysql://holdfast@127.0.0.1:${port}/holdfast`, socket: all.socket },
     }
   })
 }
 
-/** Starts MySQL's own server, which creates its certificates, with the user `holdfast`, all rights and no password. */
-export async function startMysqlServer() {
+/** Starts MySQL's own server, which creates its certificates, with the user `holdfast`, all privileges and no password. */
+export async function startMysql() {
   const path = await locateMysql()
-  const user = await account('mysql')
+  const user = await account('mysql', path)
   return startServer(async (dir, port) => {
     const data = join(dir, 'data')
     if (user) await chown(dir, user.uid, user.gid)
@@ -102,8 +102,8 @@ export async function startMysqlServer() {
   })
 }
 
-/** Creates the user and the database. @param {string} client @param {string} dir */
-async function isPrepared(client, dir) {
+/** Creates the user and the database. Resolves to whether the server has done it. @param {string} client @param {string} dir */
+async function createUserAndDatabase(client, dir) {
   const text =
     'CREATE DATABASE IF NOT EXISTS holdfast; CREATE USER IF NOT EXISTS holdfast; GRANT ALL ON *.* TO holdfast WITH GRANT OPTION'
   const flags = ['--no-defaults', `--socket=${join(dir, 'socket')}`, '--user=root', '--execute', text]

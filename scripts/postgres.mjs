@@ -23,7 +23,7 @@ const run = promisify(execFile)
  */
 export async function startPostgres({ fsync = false, settings = {}, tls, hba, standbyOf, hasSocket = false } = {}) {
   const bin = await locatePostgres()
-  const user = await account('postgres')
+  const user = await account('postgres', join(bin, 'postgres'))
   return startServer(async (dir, port) => {
     const data = join(dir, 'data')
     if (user) await chown(dir, user.uid, user.gid)
@@ -86,8 +86,8 @@ async function tlsSettings(dir, { cert, key, ca }, user) {
  */
 export async function startPgBouncer(more = {}) {
   const path = await locatePgBouncer()
+  const user = await account('postgres', path)
   const server = await startPostgres()
-  const user = await account('postgres')
   const pooler = await startServer(async (dir, port) => {
     const settings = {
       listen_addr: '127.0.0.1',

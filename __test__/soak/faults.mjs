@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { startMysql } from '../../scripts/mysql.mjs'
+import { startMariadb } from '../../scripts/mysql.mjs'
 import { startPostgres } from '../../scripts/postgres.mjs'
 import { redisCommand } from '../../scripts/redis-command.mjs'
 import { startMongod, startRedis } from '../../scripts/servers.mjs'
@@ -118,7 +118,7 @@ const STORES = {
   mongodb: async () => single(await startMongod(), isPrimary),
   'mongodb-replica-set': async () => single(await startMongod({ replicaSet: true }), isPrimary),
   postgres: async () => single(await startPostgres({ fsync: true }), isUp('postgres')),
-  mysql: async () => single(await startMysql({ fsync: true }), isUp('mysql')),
+  mysql: async () => single(await startMariadb({ fsync: true }), isUp('mysql')),
 }
 
 export const KINDS = Object.keys(STORES)

@@ -1,5 +1,5 @@
 // Long cases on MariaDB for `npm run soak`: a full disk.
-import { startMysql } from '../../scripts/mysql.mjs'
+import { startMariadb } from '../../scripts/mysql.mjs'
 import { withMysql } from '../mysql-client.mjs'
 import { logged } from '../mysql-replication.mjs'
 import { onFullDisk } from './disk.mjs'
@@ -7,12 +7,12 @@ import { onFullDisk } from './disk.mjs'
 const isUp = ({ url }) => withMysql(url, (client) => client.query('SELECT 1'))
 
 /** The disk is full: calls are granted or reject with a retryable error, and are granted again when there is room. */
-export const diskFull = () => onFullDisk({ bytes: 200 * 2 ** 20, start: () => startMysql(), isUp })
+export const diskFull = () => onFullDisk({ bytes: 200 * 2 ** 20, start: () => startMariadb(), isUp })
 
 /** The same with a binary log: a commit that cannot be logged fails. */
 export const logDiskFull = () =>
   onFullDisk({
     bytes: 200 * 2 ** 20,
-    start: () => startMysql({ settings: logged(1) }),
+    start: () => startMariadb({ settings: logged(1) }),
     isUp,
   })

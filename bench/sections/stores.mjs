@@ -3,7 +3,7 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { certify, makeAuthority } from '../../scripts/certificates.mjs'
-import { startMysql } from '../../scripts/mysql.mjs'
+import { startMariadb } from '../../scripts/mysql.mjs'
 import { startPostgres } from '../../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../../scripts/servers.mjs'
 import { startMongoReplicaSet, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
@@ -177,7 +177,7 @@ export const mysql = {
   shares: true,
   open: ([server]) => MysqlProbe.open(server),
   async start() {
-    const server = await startMysql({ fsync: true })
+    const server = await startMariadb({ fsync: true })
     return { target: targetOf(server), servers: [server], stop: () => server.stop() }
   },
 }
@@ -189,7 +189,7 @@ export const mysqlTls = {
   label: ', TLS',
   start: () =>
     startWithTls(async ({ cert, key, ca }) => {
-      const server = await startMysql({ fsync: true, tls: { cert, key, ca } })
+      const server = await startMariadb({ fsync: true, tls: { cert, key, ca } })
       return { server, url: server.url }
     }),
 }

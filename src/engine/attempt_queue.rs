@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::overload_queue::OverloadQueue;
 use crate::model::Key;
 
-/// Issues tickets for attempts, and keeps the queue for them.
+/// Issues permits for attempts, and keeps the queue for them.
 #[derive(Debug)]
 pub(super) struct AttemptQueue(Mutex<State>);
 
@@ -22,9 +22,9 @@ struct State {
 
 /// The right to make one attempt. Dropping it passes the right to the next attempt.
 #[derive(Debug)]
-pub(super) struct Ticket(Arc<AttemptQueue>);
+pub(super) struct Permit(Arc<AttemptQueue>);
 
-impl Drop for Ticket {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.pass_on();
     }
@@ -34,20 +34,20 @@ impl Drop for Ticket {
 struct Position {
     queue: Arc<AttemptQueue>,
     arrival: u64,
-    has_ticket: bool,
+    has_permit: bool,
 }
 
 impl Drop for Position {
     fn drop(&mut self) {
-        if !self.has_ticket && self.queue.0.lock().waiting.remove(self.arrival).is_none() {
-            // The ticket was assigned to this position: pass it on.
+        if !self.has_permit && self.queue.0.lock().waiting.remove(self.arrival).is_none() {
+            // The permit was assigned to this position: pass it on.
             self.queue.pass_on();
         }
     }
 }
 
 impl AttemptQueue {
-    /// Creates a queue with `size` tickets.
+    /// Creates a queue with `size` permits.
     pub(super) fn new(size: usize) -> Arc<Self> {
         Arc::new(AttemptQueue(Mutex::new(State {
             free: size,
@@ -55,33 +55,33 @@ impl AttemptQueue {
         })))
     }
 
-    /// Waits for the ticket of an attempt with this first name. Dropping the future leaves the queue.
-    pub(super) async fn ticket(self: &Arc<Self>, name: &Key) -> Ticket {
+    /// Waits for the permit of an attempt with this first name. Dropping the future leaves the queue.
+    pub(super) async fn permit(self: &Arc<Self>, name: &Key) -> Permit {
         let (assigned, mut position) = {
             let mut state = self.0.lock();
             if state.free > 0 {
                 state.free -= 1;
-                return Ticket(self.clone());
+                return Permit(self.clone());
             }
-            let (ticket, assigned) = oneshot::channel();
+            let (permit, assigned) = oneshot::channel();
             let position = Position {
                 queue: self.clone(),
-                arrival: state.waiting.push(Instant::now(), name.clone(), ticket),
-                has_ticket: false,
+                arrival: state.waiting.push(Instant::now(), name.clone(), permit),
+                has_permit: false,
             };
             (assigned, position)
         };
         // The queue keeps the sender until it uses it.
         let _ = assigned.await;
-        position.has_ticket = true;
-        Ticket(self.clone())
+        position.has_permit = true;
+        Permit(self.clone())
     }
 
-    /// Passes a ticket to the next attempt.
+    /// Passes a permit to the next attempt.
     fn pass_on(&self) {
         let mut state = self.0.lock();
         match state.waiting.pop() {
-            // A position that is dropped at this moment passes the ticket on.
+            // A position that is dropped at this moment passes the permit on.
             Some(next) => drop(next.send(())),
             None => state.free += 1,
         }
@@ -99,12 +99,12 @@ mod tests {
     async fn attempts_for_one_name_keep_their_order_under_overload() {
         let (queue, order) = (AttemptQueue::new(1), Arc::new(Mutex::new(Vec::new())));
         let name = Key::new("n").unwrap();
-        let first = queue.ticket(&name).await;
+        let first = queue.permit(&name).await;
         let mut tasks = Vec::new();
         for number in 0..4 {
             let (queue, order, name) = (queue.clone(), order.clone(), name.clone());
             tasks.push(tokio::spawn(async move {
-                let _ticket = queue.ticket(&name).await;
+                let _permit = queue.permit(&name).await;
                 order.lock().push(number);
             }));
             tokio::task::yield_now().await;
@@ -120,11 +120,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_ticket_of_a_dropped_attempt_goes_to_the_next() {
+    async fn the_permit_of_a_dropped_attempt_goes_to_the_next() {
         let queue = AttemptQueue::new(1);
         let name = Key::new("n").unwrap();
-        let first = queue.ticket(&name).await;
-        let mut dropped = Box::pin(queue.ticket(&name));
+        let first = queue.permit(&name).await;
+        let mut dropped = Box::pin(queue.permit(&name));
         assert!(
             tokio::time::timeout(Duration::from_millis(1), &mut dropped)
                 .await
@@ -133,6 +133,6 @@ mod tests {
         drop(first);
         drop(dropped);
         assert_eq!(queue.0.lock().free, 1);
-        queue.ticket(&name).await;
+        queue.permit(&name).await;
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::Page;
 use super::dropped_calls::DroppedCalls;
-use super::jobs::{Job, Reply, Sender, Ticket};
+use super::jobs::{Job, Reply, Sender, StartState};
 use crate::engine::{Acquired, Attempts, Released, Releases, Renewed, Result};
 use crate::error::EngineError;
 use crate::event_loop::Task;
@@ -32,12 +32,12 @@ struct Running {
 struct AttemptGuard<'a, C: Borrow<Claim>> {
     claims: &'a [C],
     copies: Vec<Arc<Claim>>,
-    ticket: Arc<Ticket>,
+    start_state: Arc<StartState>,
 }
 
 impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
     fn drop(&mut self) {
-        if !self.ticket.cancel() {
+        if !self.start_state.cancel() {
             for (claim, copy) in self.claims.iter().zip(&self.copies) {
                 claim.borrow().copy_sent_marks(copy);
             }
@@ -76,10 +76,10 @@ impl Calls {
         let guard = AttemptGuard {
             claims,
             copies,
-            ticket: Arc::default(),
+            start_state: Arc::default(),
         };
         self.call("acquire", |reply| {
-            Job::Acquire(guard.copies.clone(), guard.ticket.clone(), reply)
+            Job::Acquire(guard.copies.clone(), guard.start_state.clone(), reply)
         })
         .await
     }

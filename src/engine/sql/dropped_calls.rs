@@ -11,7 +11,7 @@ use tokio::time::Instant;
 const SIGNIFICANT_WAIT: Duration = Duration::from_millis(75);
 /// Calls that are dropped within this time count once: they waited at the same time.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// This many callers in a row make a connection suspect.
+/// Number of dropped calls, at least [`TOGETHER`] apart, that make a connection suspect.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 const SUSPECT: u64 = 2;
 
@@ -42,7 +42,7 @@ impl DroppedCalls {
         }
     }
 
-    /// Completes when several calls in a row were dropped after this was called.
+    /// Completes when [`SUSPECT`] calls, at least [`TOGETHER`] apart, were dropped after this was called.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) async fn are_suspect(&self) {
         let mut counts = self.0.subscribe();

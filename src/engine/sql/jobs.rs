@@ -19,8 +19,8 @@ use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// Maximum number of claims in a transaction of several statements, unless one job has more; half of it on MySQL. They share its begin and its commit. Other
-/// processes wait while it lasts.
+/// Maximum number of claims in a transaction of several statements, unless one job has more; half of it on MySQL and MariaDB. They share
+/// its begin and its commit. Other processes wait while it lasts.
 pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
@@ -67,9 +67,9 @@ impl<T> Reply<T> {
 
 /// Decides once whether attempts are started or cancelled.
 #[derive(Default)]
-pub(super) struct Ticket {
+pub(super) struct StartState {
     state: AtomicU8,
-    /// Dropped when neither the caller nor the task has the ticket any more.
+    /// Dropped when neither the caller nor the task has the start state any more.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     attached: std::sync::OnceLock<Box<dyn std::any::Any + Send + Sync>>,
 }
@@ -78,7 +78,7 @@ const QUEUED: u8 = 0;
 const STARTED: u8 = 1;
 const CANCELLED: u8 = 2;
 
-impl Ticket {
+impl StartState {
     fn change(&self, to: u8) -> u8 {
         let changed = self
             .state
@@ -109,7 +109,7 @@ impl Ticket {
 
 /// What the task executes.
 pub(super) enum Job {
-    Acquire(Vec<Arc<Claim>>, Arc<Ticket>, Reply<Vec<Acquired>>),
+    Acquire(Vec<Arc<Claim>>, Arc<StartState>, Reply<Vec<Acquired>>),
     Renew(Claim, Ttl, Reply<Renewed>),
     Transfer(Claim, OwnerToken, Reply<Renewed>),
     Release(Vec<Claim>, Duration, Reply<Vec<Released>>),
@@ -144,7 +144,7 @@ impl Job {
     /// Whether the caller was dropped. A release is never cancelled.
     pub(super) fn is_cancelled(&self) -> bool {
         match self {
-            Job::Acquire(_, ticket, reply) => ticket.is_cancelled() || reply.sender.is_closed(),
+            Job::Acquire(_, start_state, reply) => start_state.is_cancelled() || reply.sender.is_closed(),
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
             Job::Release(..) => false,
             Job::ForceRelease(_, reply) => reply.sender.is_closed(),
@@ -153,8 +153,8 @@ impl Job {
         }
     }
 
-    /// Whether it has several claims, of which some have none of the names that `is_locked` accepts. If it fails, its caller makes each claim
-    /// a job of its own.
+    /// Whether the job has several claims, and at least one of them has no locked name. If such a job fails, its caller sends each claim as
+    /// its own job.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn is_divisible(&self, is_locked: impl Fn(&Key) -> bool) -> bool {
         let is_free = |claim: &Claim| !claim.keys().iter().any(&is_locked);
@@ -166,7 +166,7 @@ impl Job {
     }
 
     /// Whether it has to be executed after an earlier job: a release after those of the same owner, others after those with one of its
-    /// names. A renewal follows the answer to its attempt.
+    /// names. A renewal never waits: its attempt was answered before.
     #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn must_follow(&self, earlier: &Job) -> bool {
         match self {
@@ -210,12 +210,12 @@ impl Job {
         if self.is_cancelled() {
             return false;
         }
-        let Job::Acquire(claims, ticket, _) = self else {
+        let Job::Acquire(claims, start_state, _) = self else {
             return true;
         };
         // Mark before the start: a caller that can no longer cancel reads the marks.
         claims.iter().for_each(|claim| claim.mark_sent());
-        ticket.start()
+        start_state.start()
     }
 
     /// Whether the job has its answer, or its caller was dropped.
@@ -368,13 +368,22 @@ impl Receiver {
         true
     }
 
+    /// Returns the first of these parts that has jobs. Without jobs returns them all.
+    pub(super) fn first_of(&self, parts: [bool; 3]) -> [bool; 3] {
+        let has_attempts = !(self.attempts.is_empty() && self.waiting.is_empty());
+        let has_jobs = [!self.changes.is_empty(), !self.reads.is_empty(), has_attempts];
+        let first = (0..parts.len()).find(|part| parts[*part] && has_jobs[*part]);
+        first.map_or(parts, |first| std::array::from_fn(|part| part == first))
+    }
+
     /// Removes the next job of a part.
     fn next_of(&mut self, part: usize) -> Option<Job> {
         match part {
             0 => self.changes.try_recv().ok(),
             1 => self.reads.try_recv().ok(),
             _ => {
-                // The oldest time out first: without this they would stay below the newest while the overload lasts.
+                // The oldest attempts time out first. Remove them when they are cancelled: otherwise they stay behind the newest ones
+                // during an overload.
                 self.waiting.drop_oldest_while(Job::is_cancelled);
                 self.waiting.pop()
             }

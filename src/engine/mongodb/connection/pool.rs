@@ -31,7 +31,7 @@ use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::clock::Moment;
-use crate::engine::attempt_queue::{AttemptQueue, Ticket};
+use crate::engine::attempt_queue::{self, AttemptQueue};
 use crate::engine::mongodb::Outcome;
 use crate::engine::mongodb::config::ClientSettings;
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
@@ -69,7 +69,7 @@ pub(crate) struct Permit {
 
 /// The share of a class that a permit uses.
 enum ClassShare {
-    Attempt { _ticket: Ticket },
+    Attempt { _permit: attempt_queue::Permit },
     Limited { _permit: Option<OwnedSemaphorePermit> },
     Unlimited,
 }
@@ -168,7 +168,7 @@ impl Pool {
         let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
         let class = match class {
             Class::Acquire(name) => ClassShare::Attempt {
-                _ticket: self.attempts.ticket(name).await,
+                _permit: self.attempts.permit(name).await,
             },
             Class::Confirm => ClassShare::Limited {
                 _permit: limited(&self.confirmations).await.ok(),

@@ -54,6 +54,6 @@ pub(in crate::engine::sql) struct Entered {
     pub name: StoredName,
     pub alive_until_us: i64,
     pub waiter: Waiter,
-    /// The ticket that it had before. `None`: it is in the table, or gets a new one.
+    /// The ticket from before a missed hand-off. `None`: the position is still in the table, or gets a new ticket.
     pub ticket: Option<i64>,
 }

@@ -210,7 +210,8 @@ impl Ledger {
         };
         drop(live);
         let Some(row) = self.rows.get_mut(name) else { return };
-        // The waiters of a dead process delay the others for its liveness together.
+        // The hand-off ends with the liveness of the waiter's process, so that all waiters of a dead process together delay the others by
+        // 4.5 s at most.
         let until_us = (self.now_us + i64::from(first.waiter.hold_ms) * 1000).min(first.alive_until_us);
         let hold = span(until_us - self.now_us);
         let handed = Row {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Content, Notification, StoredName};
 use crate::model::{OwnerToken, Process};
 
-/// What follows the owner token of a waiter that a name is reserved for: no owner token has it.
+/// Suffix of the owner of a reserved name. No owner token ends with it.
 pub(in crate::engine::sql) const RESERVED: &str = "-next";
 
 /// The row of a name.

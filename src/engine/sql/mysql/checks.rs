@@ -8,16 +8,17 @@ use super::tables::Tables;
 use super::transaction::UNION;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::error::Kind;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
     Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES, Swept,
 };
 use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
 
-/// The number of rows that a subquery may have. The limit keeps it apart from the statement around it.
-pub(super) const ALL: u64 = 1 << 32;
+/// A `LIMIT` above any result. With a `LIMIT` the server does not merge the subquery into the outer statement.
+pub(super) const NO_LIMIT: u64 = 1 << 32;
 
-/// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
+/// Sends the heartbeat of this process if it is due, and reads the lease and the queue of each name.
 pub(super) async fn check(
     session: &mut MysqlSession,
     process: &str,
@@ -33,7 +34,7 @@ pub(super) async fn check(
         // Skips positions that another transaction has locked: that transaction writes them.
         packet.add(format_args!(
             "UPDATE {waiters} AS w JOIN (SELECT ticket FROM {waiters} WHERE process = {process} \
-             LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS own ON own.ticket = w.ticket SET w.alive_until = @u + {}",
+             LIMIT {NO_LIMIT} FOR UPDATE SKIP LOCKED) AS own ON own.ticket = w.ticket SET w.alive_until = @u + {}",
             LIVENESS_MS * 1000
         ));
         packet.add(format_args!("SELECT owner FROM {waiters} WHERE process = {process}"))
@@ -121,7 +122,11 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     let names = list(old.map(Bytes));
     if !names.is_empty() {
         delete.add(format_args!("DELETE FROM {locks} WHERE name IN ({names}) AND {is_old}"));
-        session.run(delete, &mut Vec::new()).await?;
+        match session.run(delete, &mut Vec::new()).await {
+            // Another program has locked a row: a later sweep removes this page.
+            Err(failure) if failure.kind() == Kind::Locked => {}
+            outcome => outcome?,
+        }
     }
     let name = |row: &Row| row.bytes(0).map(<[u8]>::to_vec);
     let is_full = page.len() as i64 == SWEEP_LIMIT;

@@ -41,7 +41,7 @@ pub(super) enum Tls {
 /// A parsed `mysql://` URL.
 #[derive(Clone)]
 pub struct MysqlConfig {
-    driver: MySqlConnectOptions,
+    driver_options: MySqlConnectOptions,
     pub(super) tls_mode: Tls,
     tls: TlsFiles,
     /// The table of the locks: `name` or `schema.name`. It is checked, and safe inside quotes.
@@ -82,7 +82,7 @@ impl MysqlConfig {
         let port = parsed.port().unwrap_or(3306);
         let database = decoded(parsed.path().trim_start_matches('/'))?;
         // No settings of the driver: the engine sets those that its statements need.
-        let mut driver = MySqlConnectOptions::new()
+        let mut driver_options = MySqlConnectOptions::new()
             .host(host.trim_matches(['[', ']']))
             .port(port)
             .pipes_as_concat(false)
@@ -92,19 +92,19 @@ impl MysqlConfig {
             .statement_cache_capacity(PREPARED)
             .disable_statement_logging();
         if !parsed.username().is_empty() {
-            driver = driver.username(&decoded(parsed.username())?);
+            driver_options = driver_options.username(&decoded(parsed.username())?);
         }
         if let Some(password) = parsed.password() {
-            driver = driver.password(&decoded(password)?);
+            driver_options = driver_options.password(&decoded(password)?);
         }
         if !database.is_empty() {
-            driver = driver.database(&database);
+            driver_options = driver_options.database(&database);
         }
         let mut ssl_mode = None;
         for (option, value) in parsed.query_pairs() {
             match &*option {
                 "ssl-mode" => ssl_mode = Some(value.to_ascii_uppercase()),
-                "socket" => driver = driver.socket(PathBuf::from(&*value)),
+                "socket" => driver_options = driver_options.socket(PathBuf::from(&*value)),
                 name if POOL_OPTIONS.contains(&name) => {}
                 name => return Err(invalid(&unknown_option(name, parsed.query().unwrap_or_default()))),
             }
@@ -114,8 +114,8 @@ impl MysqlConfig {
         let has_settings = settings.tls != TlsFiles::default();
         let tls_mode = match ssl_mode.as_deref() {
             Some("DISABLED") if has_settings => {
-                let rule = "contradicts the target";
-                return Err(LockError::invalid("tls", rule, "ssl-mode=DISABLED in the URL"));
+                let rule = "must be absent, or ssl-mode=DISABLED removed from the URL";
+                return Err(LockError::invalid("tls", rule, "both"));
             }
             Some("DISABLED") => Tls::Disabled,
             _ if settings.tls.insecure => Tls::Unverified,
@@ -134,7 +134,7 @@ impl MysqlConfig {
             return Err(LockError::invalid("keyPrefix", "must be at most 512 bytes", got));
         }
         let config = MysqlConfig {
-            driver,
+            driver_options,
             tls_mode,
             tls: settings.tls.clone(),
             table: checked_table(&settings.table)?,
@@ -147,16 +147,16 @@ impl MysqlConfig {
             store_timeout: settings.store_timeout,
             event_loop: settings.event_loop.clone(),
         };
-        match config.driver_options() {
+        match config.driver_options_with_tls() {
             Ok(_) => Ok(config),
             Err(wrong) => Err(LockError::invalid(wrong.setting, wrong.rule, wrong.how)),
         }
     }
 
     /// Returns the options of the driver, with the current TLS files.
-    pub(super) fn driver_options(&self) -> Result<MySqlConnectOptions, WrongFile> {
+    pub(super) fn driver_options_with_tls(&self) -> Result<MySqlConnectOptions, WrongFile> {
         let Pem { authorities, client } = Pem::read(&self.tls)?;
-        let mut options = self.driver.clone();
+        let mut options = self.driver_options.clone();
         if let Some(authorities) = authorities {
             options = options.ssl_ca_from_pem(authorities);
         }
@@ -179,10 +179,10 @@ mod tests {
     fn a_url_is_parsed() {
         let config = parsed("mysql://u:s%40cret@h:3307/app");
         assert_eq!(config.server, "h:3307/app");
-        assert_eq!(config.driver.get_username(), "u");
+        assert_eq!(config.driver_options.get_username(), "u");
         assert!(!format!("{config:?}").contains("cret"));
         assert_eq!(parsed("mariadb://h?connection_limit=5&pool_timeout=2").server, "h:3306");
-        assert_eq!(parsed("mysql://[::1]/app").driver.get_host(), "::1");
+        assert_eq!(parsed("mysql://[::1]/app").driver_options.get_host(), "::1");
     }
 
     #[test]

@@ -26,9 +26,11 @@ const INSECURE: &str = "the server requires TLS: replace ssl-mode=DISABLED by ss
 
 const NO_DATABASE: &str = "name the database in the URL: mysql://host/database";
 
-const NO_ACCESS: &str = "the database does not exist, or the user has no rights there";
+const NO_ACCESS: &str =
+    "the database does not exist, or the user has no privileges on it: create the database, or GRANT them";
 
-const NO_RIGHT: &str = "the user needs SELECT, INSERT, UPDATE and DELETE on both tables, and CREATE until they exist";
+const MISSING_PRIVILEGE: &str = "the user needs the privileges SELECT, INSERT, UPDATE and DELETE on both tables, and CREATE until the \
+                                 tables exist";
 
 pub(super) const READ_ONLY: &str = "the server is a replica, or read-only for now: the URL must lead to the primary";
 
@@ -48,6 +50,13 @@ pub(super) fn cannot_prepare(error: &Error) -> bool {
         .as_database_error()
         .and_then(|error| error.try_downcast_ref().map(number))
         .unwrap_or_default()
+}
+
+/// Whether the reply to a statement that was to be prepared says that the server does not prepare it, rather than that it was cancelled or
+/// that a table is locked.
+pub(super) fn refuses_to_prepare(error: &Error) -> bool {
+    let is_passing = |kind| matches!(kind, Kind::Cancelled | Kind::Conflict | Kind::Locked | Kind::Refused);
+    matches!(error, Error::Database(_)) && !is_passing(kind_of(error).0)
 }
 
 /// Returns what follows from an error, and its text.
@@ -97,7 +106,7 @@ fn text_of(number: u16, message: &str) -> String {
         1046 => Some(NO_DATABASE),
         1049 => Some(UNKNOWN_DATABASE),
         1044 => Some(NO_ACCESS),
-        1142 | 1143 => Some(NO_RIGHT),
+        1142 | 1143 => Some(MISSING_PRIVILEGE),
         1054 | 1176 => Some(OTHER_TABLE),
         1290 if message.contains("read-only") => Some(READ_ONLY),
         1836 => Some(READ_ONLY),
@@ -121,9 +130,24 @@ fn kind_of_number(number: u16) -> Kind {
         // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready.
         1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 => Kind::Broken,
         // Too many connections, transactions or locks, a limit of the user, a full disk, no memory, a commit that failed, a
-        // statement that took too long.
-        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1180 | 1206 | 1637 | 1969 | 3024
-        | 3100 => Kind::Busy,
+        // statement that took too long; ProxySQL reaches no server.
+        9001..=9999
+        | 1040
+        | 1203
+        | 1226
+        | 1021
+        | 1030
+        | 1037
+        | 1038
+        | 1041
+        | 1114
+        | 1135
+        | 1180
+        | 1206
+        | 1637
+        | 1969
+        | 3024
+        | 3100 => Kind::Refused,
         _ => Kind::Permanent,
     }
 }
@@ -180,7 +204,7 @@ mod tests {
             (Kind::Locked, &[1205][..]),
             (Kind::Conflict, &[1213]),
             (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013]),
-            (Kind::Busy, &[1040, 1114]),
+            (Kind::Refused, &[1040, 1114, 9001]),
             (Kind::Cancelled, &[1317]),
             (Kind::NoTable, &[1146]),
             (Kind::Permanent, &[1044, 1045, 1049, 1054, 1142]),

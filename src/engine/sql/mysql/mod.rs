@@ -100,8 +100,8 @@ impl Session for MysqlSession {
         tables::set_up(self).await
     }
 
-    async fn risk(&mut self) -> Outcome<Option<String>> {
-        self.durability().await
+    async fn durability_warning(&mut self) -> Outcome<Option<String>> {
+        MysqlSession::durability_warning(self).await
     }
 
     async fn single(&mut self, _process: &str, calls: &SingleCalls) -> Answers {

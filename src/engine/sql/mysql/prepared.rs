@@ -14,8 +14,8 @@ pub(super) fn prepared_size(count: usize) -> usize {
     }
 }
 
-/// Returns calls, of which the last one is repeated up to the size of the prepared statement.
-pub(super) fn repeated<T>(calls: &[T]) -> impl Iterator<Item = &T> {
+/// Returns the calls, padded with the last one up to the size of the prepared statement.
+pub(super) fn padded<T>(calls: &[T]) -> impl Iterator<Item = &T> {
     let rest = prepared_size(calls.len()) - calls.len();
     calls.iter().chain(std::iter::repeat_n(calls.last(), rest).flatten())
 }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_last_call_is_repeated() {
-        assert_eq!(repeated(&[1, 2, 3, 4, 5]).collect::<Vec<_>>(), [&1, &2, &3, &4, &5, &5]);
-        assert_eq!(repeated(&[1, 2, 3]).count(), 3);
+        assert_eq!(padded(&[1, 2, 3, 4, 5]).collect::<Vec<_>>(), [&1, &2, &3, &4, &5, &5]);
+        assert_eq!(padded(&[1, 2, 3]).count(), 3);
     }
 }

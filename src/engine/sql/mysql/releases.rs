@@ -4,29 +4,29 @@ use std::collections::HashMap;
 
 use sqlx::mysql::MySqlArguments;
 
-use super::checks::ALL;
+use super::checks::NO_LIMIT;
 use super::packet::{Bytes, CLOCK, NOW, Packet, Row, list, rows};
-use super::prepared::{add, prepared_size, repeated};
+use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::{Failure, Kind};
-use crate::engine::sql::server::single_calls::Freed;
+use crate::engine::sql::server::single_calls::ReleaseAnswer;
 use crate::model::OwnerToken;
 
 /// Releases live leases of names without a queue.
 pub(super) async fn release(
     session: &mut MysqlSession,
     releases: &[(StoredName, OwnerToken)],
-) -> Outcome<HashMap<StoredName, Freed>> {
+) -> Outcome<HashMap<StoredName, ReleaseAnswer>> {
     if releases.is_empty() {
         return Ok(HashMap::new());
     }
-    let freed = |(name, _): &(StoredName, OwnerToken)| (name.clone(), Freed::without_queue(true));
+    let release_answer = |(name, _): &(StoredName, OwnerToken)| (name.clone(), ReleaseAnswer::without_queue(true));
     let (affected, released_at) = update_released(session, releases).await?;
     if affected == releases.len() as u64 {
-        return Ok(releases.iter().map(freed).collect());
+        return Ok(releases.iter().map(release_answer).collect());
     }
     if affected == 0 {
         return Ok(HashMap::new());
@@ -57,14 +57,14 @@ pub(super) async fn release(
             _ => lost.push(release),
         }
     }
-    // The statement released as many as it has changed. Another caller's grant may have a clock that is older than the release for which
-    // it waited. A transaction answers the rest.
+    // `affected` is the number of released names. If it covers all names that may have been released, all were. A later grant may have a
+    // smaller `since` than the release: its statement read the clock before it waited for the row. A transaction answers the other calls.
     for unclear in [granted_since, lost] {
         if affected >= (released.len() + unclear.len()) as u64 {
             released.extend(unclear);
         }
     }
-    Ok(released.into_iter().map(freed).collect())
+    Ok(released.into_iter().map(release_answer).collect())
 }
 
 /// Executes the statement that releases. Returns how many names were released, and the time of their release.
@@ -89,8 +89,8 @@ type Text = fn(&Tables, &str, &str) -> String;
 async fn execute(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)], text: Text) -> Outcome<(u64, u64)> {
     if session.prepares {
         let mut arguments = MySqlArguments::default();
-        repeated(releases).for_each(|(name, _)| add(&mut arguments, &name[..]));
-        repeated(releases).for_each(|(_, owner)| add(&mut arguments, owner.as_str().as_bytes()));
+        padded(releases).for_each(|(name, _)| add(&mut arguments, &name[..]));
+        padded(releases).for_each(|(_, owner)| add(&mut arguments, owner.as_str().as_bytes()));
         let size = prepared_size(releases.len());
         let prepared = |tables: &Tables| {
             let marks = list(std::iter::repeat_n('?', size));
@@ -125,7 +125,7 @@ fn release_unlocked(tables: &Tables, names: &str, owners: &str) -> String {
     format!(
         "UPDATE (SELECT name FROM {locks} FORCE INDEX (PRIMARY) \
          WHERE name IN ({names}) AND owner IN ({owners}) AND queued = 0 AND expires_at > {NOW} \
-         LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name \
+         LIMIT {NO_LIMIT} FOR UPDATE SKIP LOCKED) AS k STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name \
          SET l.owner = NULL, l.expires_at = 0, l.since = LAST_INSERT_ID({NOW}), l.metadata = NULL"
     )
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::NAME;
 use super::config::{MysqlConfig, Tls};
-use super::error::{READ_ONLY, cannot_prepare, has_no_tls, kind_of};
+use super::error::{READ_ONLY, cannot_prepare, has_no_tls, kind_of, refuses_to_prepare};
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
@@ -97,7 +97,7 @@ impl MysqlServer {
 
     /// Opens a connection of the driver. Returns it, and whether it has TLS.
     async fn dial(&self) -> Outcome<(MySqlConnection, bool)> {
-        let options = self.config.driver_options().map_err(|wrong| {
+        let options = self.config.driver_options_with_tls().map_err(|wrong| {
             let message = format!("a TLS file cannot be used: {}: {}", wrong.setting, wrong.how);
             Failure::new(&self.connections, Kind::Permanent, message)
         })?;
@@ -236,7 +236,7 @@ impl MysqlSession {
             let executing = async {
                 let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
                 let executed = receive(results, read, &mut answers).await;
-                self.unless_unprepared(executed)
+                self.was_prepared(executed)
             };
             connection.within_limit(executing).await.map(|_| ())
         };
@@ -249,7 +249,7 @@ impl MysqlSession {
         let prepared = self.client.prepare(AssertSqlSafe(text).into_sql_str()).await;
         self.used_at = Instant::now();
         match prepared {
-            Err(sqlx::Error::Database(_)) => {
+            Err(error) if refuses_to_prepare(&error) => {
                 self.prepares = false;
                 Ok(false)
             }
@@ -257,8 +257,8 @@ impl MysqlSession {
         }
     }
 
-    /// Returns `false` if the outcome says that the server cannot prepare the statement.
-    fn unless_unprepared(&mut self, outcome: sqlx::Result<()>) -> Outcome<bool> {
+    /// Evaluates the outcome of a prepared statement. `false`: the server cannot execute the prepared statement.
+    fn was_prepared(&mut self, outcome: sqlx::Result<()>) -> Outcome<bool> {
         self.used_at = Instant::now();
         match outcome {
             Err(error) if cannot_prepare(&error) => {
@@ -295,7 +295,7 @@ impl MysqlSession {
     }
 
     /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
-    pub(super) async fn durability(&mut self) -> Outcome<Option<String>> {
+    pub(super) async fn durability_warning(&mut self) -> Outcome<Option<String>> {
         let mut packet = Packet::default();
         // With a binary log, a commit that is not in it is rolled back when the server restarts.
         let settings =

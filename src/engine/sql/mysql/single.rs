@@ -11,9 +11,9 @@ use sqlx::Row as _;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 
 use super::STATEMENT_BATCH;
-use super::checks::ALL;
+use super::checks::NO_LIMIT;
 use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
-use super::prepared::{add, prepared_size, repeated};
+use super::prepared::{add, padded, prepared_size};
 use super::releases::release;
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
@@ -75,7 +75,7 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
     // Skips rows that another transaction has locked.
     packet.add(format_args!(
         "UPDATE (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} AND expires_at > @u \
-         LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS k STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name \
+         LIMIT {NO_LIMIT} FOR UPDATE SKIP LOCKED) AS k STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name \
          SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})"
     ));
     let mut answers = Vec::new();
@@ -94,47 +94,47 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
     ));
     answers.clear();
     session.run_within_limit(packet, &mut answers).await?;
-    let left: HashMap<String, i64> = rows(&answers, after)
+    let remaining_us: HashMap<String, i64> = rows(&answers, after)
         .iter()
         .filter_map(|row| Some((row.text(0)?, row.number(1)?)))
         .collect();
     let is_extended = |(_, owner, ttl): &&(StoredName, OwnerToken, Ttl)| {
-        let left = left.get(owner.as_str());
-        left.is_some_and(|left| i128::from(*left) >= ttl.duration().as_micros() as i128)
+        let remaining_us = remaining_us.get(owner.as_str());
+        remaining_us.is_some_and(|remaining_us| i128::from(*remaining_us) >= ttl.duration().as_micros() as i128)
     };
     Ok(renewals.iter().filter(is_extended).map(owner).collect())
 }
 
-/// The columns that [`Tried`] reads. The remaining time of the lease follows them.
-const TRIED: &str = "name, owner, fence, queued";
+/// The columns that [`AttemptRow`] reads. The remaining time of the lease follows them.
+const ATTEMPT_COLUMNS: &str = "name, owner, fence, queued";
 
 /// The row of a name after an attempt.
-struct Tried {
+struct AttemptRow {
     name: StoredName,
     owner: Option<String>,
     fence: i64,
     is_queued: bool,
-    left: i64,
+    remaining_us: i64,
 }
 
-impl Tried {
+impl AttemptRow {
     fn of_text(row: &Row) -> Option<Self> {
-        Some(Tried {
+        Some(AttemptRow {
             name: row.bytes(0)?.to_vec(),
             owner: row.text(1),
             fence: row.number(2)?,
             is_queued: row.is_true(3),
-            left: row.number(4)?,
+            remaining_us: row.number(4)?,
         })
     }
 
     fn of_prepared(row: &MySqlRow) -> sqlx::Result<Self> {
-        Ok(Tried {
+        Ok(AttemptRow {
             name: row.try_get_unchecked(0)?,
             owner: row.try_get_unchecked(1)?,
             fence: row.try_get_unchecked(2)?,
             is_queued: row.try_get_unchecked::<i32, _>(3)? != 0,
-            left: row.try_get_unchecked(4)?,
+            remaining_us: row.try_get_unchecked(4)?,
         })
     }
 }
@@ -164,10 +164,10 @@ async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Gr
         let text = |tables: &Tables| {
             let values = format!("(?, ?, {NOW}, since, since + ?, ?, ?, ?)");
             let text = attempt_statement(tables, &list(std::iter::repeat_n(values, size)), FENCE);
-            format!("{text} RETURNING {TRIED}, expires_at - {NOW}")
+            format!("{text} RETURNING {ATTEMPT_COLUMNS}, expires_at - {NOW}")
         };
-        let arguments = arguments_of(repeated(&sorted).copied());
-        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments, Tried::of_prepared);
+        let arguments = arguments_of(padded(&sorted).copied());
+        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments, AttemptRow::of_prepared);
         if let Some(answer) = prepared.await? {
             return Ok(granted(answer.rows, &sorted));
         }
@@ -209,13 +209,13 @@ async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Gr
         packet.add(attempt_statement(&session.server.tables, &list(values), FENCE));
     }
     let after = packet.add(format_args!(
-        "SELECT {TRIED}, expires_at - @u FROM {locks} WHERE name IN ({})",
+        "SELECT {ATTEMPT_COLUMNS}, expires_at - @u FROM {locks} WHERE name IN ({})",
         list(sorted.iter().map(|(name, _)| Bytes(name)))
     ));
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
     Ok(granted(
-        rows(&answers, after).iter().filter_map(Tried::of_text),
+        rows(&answers, after).iter().filter_map(AttemptRow::of_text),
         &sorted,
     ))
 }
@@ -250,19 +250,19 @@ fn attempt_statement(tables: &Tables, values: &str, fence: &str) -> String {
 }
 
 /// Returns the answers to attempts, which are sorted by name.
-fn granted(tried: impl IntoIterator<Item = Tried>, attempts: &[&Attempt]) -> Granted {
+fn granted(attempt_rows: impl IntoIterator<Item = AttemptRow>, attempts: &[&Attempt]) -> Granted {
     let mut granted = Granted::default();
-    for row in tried {
+    for row in attempt_rows {
         let Ok(index) = attempts.binary_search_by(|(name, _)| name.cmp(&row.name)) else {
             continue;
         };
         let Some(owner) = row.owner else { continue };
         let claim = &attempts[index].1;
         // A lease that is shorter was not granted by this statement: a waiter has entered the queue and left it.
-        let is_whole = i128::from(row.left) >= claim.ttl.duration().as_micros() as i128;
+        let is_whole = i128::from(row.remaining_us) >= claim.ttl.duration().as_micros() as i128;
         if owner != claim.owner.as_str() {
-            if row.left > 0 {
-                granted.held.insert(row.name, (owner, micros(row.left)));
+            if row.remaining_us > 0 {
+                granted.held.insert(row.name, (owner, micros(row.remaining_us)));
             }
         } else if !row.is_queued && is_whole {
             granted.fences.insert(row.name, row.fence);

@@ -94,7 +94,10 @@ async fn probe(session: &mut MysqlSession) -> Outcome<()> {
     for row in rows(&answers, engines) {
         let (engine, table) = (row.text(0), row.text(1).unwrap_or_default());
         if let Some(engine) = engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")) {
-            let message = format!("the table {table} has the storage engine {engine}: it must be InnoDB");
+            let message = format!(
+                "the table {table} has the storage engine {engine} instead of InnoDB: ALTER TABLE {table} ENGINE = InnoDB, or choose \
+                 another name with the option table"
+            );
             return Err(Failure::new(&session.server.connections, Kind::Permanent, message));
         }
     }

@@ -13,9 +13,9 @@ use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 use crate::model::Process;
 
-/// How long the server waits for the end of a transaction, in seconds. A process that is stopped during one holds the locks of its
-/// rows: the server closes its connection then.
-const STOPPED_S: u64 = 2;
+/// How long the server waits for the next statement of a transaction, in seconds. After that it closes the connection of a stopped process,
+/// which ends its row locks.
+const TRANSACTION_IDLE_TIMEOUT_S: u64 = 2;
 
 /// How many queries one statement combines.
 pub(super) const UNION: usize = 32;
@@ -62,7 +62,7 @@ pub(super) fn begin(packet: &mut Packet, plan: &Plan) {
     // MySQL treats 0 as 1, its minimum.
     let lock_wait_s = if plan.is_brief { 0 } else { LOCK_WAIT.as_secs() };
     packet.add(format_args!(
-        "SET SESSION wait_timeout = {STOPPED_S}, innodb_lock_wait_timeout = {lock_wait_s}"
+        "SET SESSION wait_timeout = {TRANSACTION_IDLE_TIMEOUT_S}, innodb_lock_wait_timeout = {lock_wait_s}"
     ));
     packet.add("START TRANSACTION");
 }

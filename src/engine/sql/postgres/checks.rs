@@ -12,7 +12,7 @@ use crate::engine::sql::server::upkeep::{
 };
 use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
 
-/// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
+/// Sends the heartbeat of this process if it is due, and reads the lease and the queue of each name.
 pub(super) async fn check(
     session: &PostgresSession,
     process: &str,

@@ -13,7 +13,7 @@ use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{CancelToken, Client, Config, Connection, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::config::{Address, PostgresConfig, Target, pass_file};
+use super::config::{PostgresConfig, ServerConfig, Target, pass_file};
 use super::error::{is_refused_login, kind_of};
 use super::stream::{Endpoint, Stream, StreamHandle};
 use crate::engine::Login;
@@ -24,13 +24,17 @@ use crate::engine::sql::server::error::{Failure, Kind};
 /// The delay before the next server is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// The settings of a session. Each statement is planned once, and finds its rows by an index, also when the table was almost empty at
-/// that time. `client_min_messages=warning`: the session receives the server's warning that a commit no longer waits for its standby. Poolers refuse the options of a session.
+/// The settings of a session. Each statement is planned once (see `PLAN_AGE`), and finds its rows by an index, unless the table has a few
+/// rows. `client_min_messages=warning`: the session receives the server's warning that a commit no longer waits for its standby.
+/// Poolers refuse the options of a session.
 const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off \
                        -c plan_cache_mode=force_generic_plan -c client_min_messages=warning -c holdfast.direct=yes";
 
 /// A custom setting in [`OPTIONS`]. If a session has no value for it, a pooler has ignored the options.
 pub(super) const DIRECT: &str = "holdfast.direct";
+
+const READ_ONLY: &str = "the server does not allow writes: it is a standby, or default_transaction_read_only is on; name the primary in \
+                         the URL";
 
 /// The driver's part of a connection. A task polls it.
 pub(super) type Driver = Connection<Stream, <MakeRustlsConnect as MakeTlsConnect<Stream>>::Stream>;
@@ -68,7 +72,7 @@ pub(super) enum ConnectError {
     Socket(#[from] io::Error),
     #[error(transparent)]
     Driver(#[from] tokio_postgres::Error),
-    #[error("database does not allow writes")]
+    #[error("{}", READ_ONLY)]
     ReadOnly,
 }
 
@@ -116,37 +120,40 @@ pub(super) async fn connect(
 async fn connect_to(
     config: &PostgresConfig,
     connections: &Connections,
-    server: &Address,
+    server: &ServerConfig,
     login: Option<&Login>,
     tls: &MakeRustlsConnect,
     has_options: bool,
 ) -> Outcome<Connected> {
-    let mut driver = server.driver.clone();
+    let mut driver_config = server.driver_config.clone();
     if has_options {
         // The last value counts: that of the URL.
         let lock_wait_ms = connections.lock_wait().as_millis();
-        let of_url = driver.get_options().unwrap_or_default();
+        let of_url = driver_config.get_options().unwrap_or_default();
         let options = format!("{OPTIONS} -c lock_timeout={lock_wait_ms} {of_url}");
-        driver.options(options);
+        driver_config.options(options);
     }
     if let Some(Login { username, password }) = login {
-        driver.password(password);
+        driver_config.password(password);
         if let Some(username) = username {
-            driver.user(username);
+            driver_config.user(username);
         }
-    } else if driver.get_password().is_none()
+    } else if driver_config.get_password().is_none()
         && let Some(path) = &config.pass_file
     {
-        let user = driver.get_user().unwrap_or_default();
-        let (port, database) = (server.port.to_string(), driver.get_dbname().unwrap_or(user));
+        let user = driver_config.get_user().unwrap_or_default();
+        let database = driver_config.get_dbname().unwrap_or(user);
+        let port = server.port.to_string();
         let found = pass_file::password(path, [&server.host, &port, database, user]);
-        found.iter().for_each(|password| _ = driver.password(password));
+        found.iter().for_each(|password| _ = driver_config.password(password));
     }
-    let connected = open(&driver, server, connections.store_timeout, tls).await;
+    let connected = open(&driver_config, server, connections.store_timeout, tls).await;
     connected.map_err(|error| {
         let (kind, message) = match &error {
             // The next login may be a newer one.
-            ConnectError::Driver(error) if login.is_some() && is_refused_login(error) => (Kind::Busy, kind_of(error).1),
+            ConnectError::Driver(error) if login.is_some() && is_refused_login(error) => {
+                (Kind::Refused, kind_of(error).1)
+            }
             ConnectError::Driver(error) => kind_of(error),
             ConnectError::Socket(_) | ConnectError::ReadOnly => (Kind::Broken, error.to_string()),
         };
@@ -156,14 +163,14 @@ async fn connect_to(
 
 /// Connects to the first address of a server that accepts the login.
 async fn open(
-    driver: &Config,
-    server: &Address,
+    driver_config: &Config,
+    server: &ServerConfig,
     timeout: Duration,
     tls: &MakeRustlsConnect,
 ) -> Result<Connected, ConnectError> {
     let mut failed = None;
-    for endpoint in endpoints(driver, server, timeout).await? {
-        match open_at(driver, server, endpoint, tls).await {
+    for endpoint in endpoints(driver_config, server, timeout).await? {
+        match open_at(driver_config, server, endpoint, tls).await {
             Ok(connected) => return Ok(connected),
             Err(error) => failed = Some(error),
         }
@@ -172,14 +179,14 @@ async fn open(
 }
 
 /// Returns the addresses of a server.
-async fn endpoints(driver: &Config, server: &Address, timeout: Duration) -> io::Result<Vec<Endpoint>> {
+async fn endpoints(driver_config: &Config, server: &ServerConfig, timeout: Duration) -> io::Result<Vec<Endpoint>> {
     let tcp = |address| Endpoint::Tcp {
         address,
-        has_keepalives: driver.get_keepalives(),
+        has_keepalives: driver_config.get_keepalives(),
         timeout,
     };
     let (host, port) = (server.host.as_str(), server.port);
-    match driver.get_hostaddrs().first() {
+    match driver_config.get_hostaddrs().first() {
         Some(address) => Ok(vec![tcp((*address, port).into())]),
         None if host.starts_with('/') => Ok(vec![Endpoint::Local(Path::new(host).join(format!(".s.PGSQL.{port}")))]),
         None => Ok(lookup_host((host, port)).await?.map(tcp).collect()),
@@ -188,16 +195,16 @@ async fn endpoints(driver: &Config, server: &Address, timeout: Duration) -> io::
 
 /// Connects to one address of a server.
 async fn open_at(
-    driver: &Config,
-    server: &Address,
+    driver_config: &Config,
+    server: &ServerConfig,
     endpoint: Endpoint,
     tls: &MakeRustlsConnect,
 ) -> Result<Connected, ConnectError> {
     let stream = Stream::connect(&endpoint).await?;
     let (socket, mut tls) = (stream.handle(), tls.clone());
     let of_host = of_host(&mut tls, &server.host)?;
-    let (client, mut connection) = driver.connect_raw(stream, of_host).await?;
-    if driver.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
+    let (client, mut connection) = driver_config.connect_raw(stream, of_host).await?;
+    if driver_config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
         let mut state = Box::pin(client.simple_query("SHOW transaction_read_only"));
         let state = tokio::select! {
             biased;
@@ -244,6 +251,6 @@ async fn login(config: &PostgresConfig, connections: &Connections) -> Outcome<Op
     let login = credentials.login(config.store_timeout / 2).await;
     login.map(Some).map_err(|reason| {
         let message = format!("no login for a new connection: {reason}");
-        Failure::new(connections, Kind::Busy, message).not_sent()
+        Failure::new(connections, Kind::Refused, message).not_sent()
     })
 }

@@ -77,7 +77,8 @@ const NEEDS_TLS: &str = "the server may expect TLS: add sslmode=require to the U
 const NO_PASSWORD: &str =
     "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";
 const UNKNOWN_SCHEMA: &str = "create the schema: holdfast creates tables, not schemas";
-pub(super) const NO_RIGHT: &str = "the user needs USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on both tables; CREATE on the schema until they exist";
+pub(super) const MISSING_PRIVILEGE: &str = "the user needs the privileges USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on \
+                                            both tables; CREATE on the schema until the tables exist";
 const WRONG_PASSWORD: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
 
 /// Returns what to do about an error of a connection, if that is known.
@@ -90,7 +91,7 @@ fn advice(error: &Error) -> Option<&'static str> {
             "28000" if says("no encryption") || says("SSL off") => Some(NEEDS_TLS),
             "3D000" => Some(UNKNOWN_DATABASE),
             "3F000" => Some(UNKNOWN_SCHEMA),
-            "42501" => Some(NO_RIGHT),
+            "42501" => Some(MISSING_PRIVILEGE),
             "42703" => Some(OTHER_TABLE),
             _ => None,
         };
@@ -123,7 +124,7 @@ fn kind_of_code(code: &SqlState) -> Kind {
         ("55P03", _) => Kind::Locked,
         ("57014", _) => Kind::Cancelled,
         // Too many connections, a full disk, an error of the operating system.
-        (_, "53" | "58") => Kind::Busy,
+        (_, "53" | "58") => Kind::Refused,
         _ => Kind::Permanent,
     }
 }
@@ -142,7 +143,7 @@ mod tests {
             assert_eq!(kind(code), Kind::Broken, "{code}");
         }
         for code in ["53300", "53100", "58030"] {
-            assert_eq!(kind(code), Kind::Busy, "{code}");
+            assert_eq!(kind(code), Kind::Refused, "{code}");
         }
         for code in ["28P01", "28000", "3D000", "42501", "42703", "22021"] {
             assert_eq!(kind(code), Kind::Permanent, "{code}");

@@ -12,7 +12,7 @@ use super::session::{PostgresServer, PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::ledger::{Content, Notification};
-use crate::engine::sql::server::slot::connected;
+use crate::engine::sql::server::lazy_session::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
 use crate::model::Fence;
@@ -22,8 +22,8 @@ const LISTENER_KEPT: Duration = Duration::from_secs(30);
 
 /// How long the notification of [`notify_self`] may take.
 const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
-const NOT_RECEIVED: &str = "the connection of listenUrl receives no notifications of released locks, so that waiters poll: listenUrl leads to \
-                            another database than the URL of the store, or through a pooler";
+const NOT_RECEIVED: &str = "the connection of listenUrl receives no notifications of released locks, so that waiters poll: listenUrl leads \
+                            to another database, or through a pooler. Set it to the server and the database of the store, without a pooler";
 
 /// Returns a notification as the text of a message: `<owner>`, `<owner> <ms until the name may be free>`, or
 /// `<owner> <fencing token> <µs of the hand-off> <µs of its end>`.
@@ -97,7 +97,7 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
                 }
             }
             Ok(None) => return Ok(false),
-            Err(_) if waiters.is_unused() => {
+            Err(_) if waiters.forget_listener_if_unused() => {
                 // The next waiter tests `listenUrl` again.
                 server.receives_nothing.store(false, Ordering::Relaxed);
                 return Ok(true);
@@ -122,7 +122,7 @@ mod tests {
     use crate::model::OwnerToken;
 
     #[test]
-    fn a_notice_is_read_as_it_was_written() {
+    fn a_notification_is_parsed_as_it_was_formatted() {
         let times = GrantTimes {
             granted_us: 1_700_000_000_000_000,
             until_us: 1_700_000_002_000_000,

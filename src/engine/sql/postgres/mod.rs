@@ -93,7 +93,7 @@ impl Session for PostgresSession {
         self.set_up_once().await
     }
 
-    async fn risk(&mut self) -> Outcome<Option<String>> {
+    async fn durability_warning(&mut self) -> Outcome<Option<String>> {
         let value = self.setting("synchronous_commit").await?;
         Ok((value == "off").then(|| {
             format!(

@@ -5,12 +5,13 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Context;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -18,7 +19,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::NAME;
 use super::config::PostgresConfig;
 use super::dial::{self, Connected, DIRECT};
-use super::error::{NO_RIGHT, kind_of};
+use super::error::{MISSING_PRIVILEGE, kind_of};
 use super::statements::{Sql, Statements};
 use super::stream::Replies;
 use crate::engine::sql::server::Outcome;
@@ -26,6 +27,9 @@ use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::tls::client_config;
 use crate::event_loop::Task;
+
+/// How long a connection in use keeps its plans.
+pub(super) const PLAN_AGE: Duration = Duration::from_secs(10);
 
 /// What every connection of an engine needs.
 pub(in crate::engine) struct PostgresServer {
@@ -49,13 +53,15 @@ pub(in crate::engine::sql) struct PostgresSession {
     prepared: Arc<[OnceLock<Statement>]>,
     /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
+    /// The time since which the server has planned the prepared statements.
+    planned_at: Mutex<Instant>,
     driver: Task,
     /// Whether the server ended its wait for a synchronous standby, and committed without it.
     has_unsafe_commit: Arc<AtomicBool>,
     /// Whether the options of the session were sent.
     has_options: bool,
     /// Locked while statements are handed to the connection, which then sends them in one packet.
-    gate: Arc<Mutex<()>>,
+    send_lock: Arc<Mutex<()>>,
     replies: Replies,
 }
 
@@ -135,14 +141,14 @@ impl PostgresServer {
                 Failure::of_driver(&self.connections, Kind::Broken, message, error)
             })?;
         }
-        let gate: Arc<Mutex<()>> = Arc::default();
-        let closed = gate.clone();
+        let send_lock: Arc<Mutex<()>> = Arc::default();
+        let driver_send_lock = send_lock.clone();
         let has_unsafe_commit: Arc<AtomicBool> = Arc::default();
         let is_unsafe = has_unsafe_commit.clone();
         let driving = async move {
             loop {
                 let next = poll_fn(|context| {
-                    let _closed = closed.lock();
+                    let _sending = driver_send_lock.lock();
                     driver.poll_message(context)
                 });
                 match next.await {
@@ -179,10 +185,11 @@ impl PostgresServer {
             connection: Connection::new(self.connections.clone(), epoch, cancel),
             prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
             unprepared: Mutex::default(),
+            planned_at: Mutex::new(Instant::now()),
             driver: self.connections.spawn(driving),
             has_unsafe_commit,
             has_options,
-            gate,
+            send_lock,
             replies,
         })
     }
@@ -218,19 +225,19 @@ impl PostgresSession {
             prepared => prepared,
         };
         let ready = match ready {
-            Ok(()) => self.check_rights().await,
+            Ok(()) => self.check_privileges().await,
             failed => failed,
         };
         self.server.is_set_up.store(ready.is_ok(), Ordering::Relaxed);
         ready
     }
 
-    /// Checks that this user has all rights that calls need. Without this check the first call that finds a queue would fail.
-    async fn check_rights(&self) -> Outcome<()> {
-        let missing = self.query(Sql::Rights, &[]).await?;
+    /// Checks that this user has all privileges that calls need. Without this check the first call that finds a queue would fail.
+    async fn check_privileges(&self) -> Outcome<()> {
+        let missing = self.query(Sql::Privileges, &[]).await?;
         let Some(row) = missing.first() else { return Ok(()) };
-        let (table, right): (&str, &str) = (self.get(row, 0)?, self.get(row, 1)?);
-        let message = format!("this user has no right to {right} on {table} ({NO_RIGHT})");
+        let (table, privilege): (&str, &str) = (self.get(row, 0)?, self.get(row, 1)?);
+        let message = format!("this user lacks the privilege {privilege} on {table} ({MISSING_PRIVILEGE})");
         Err(Failure::new(&self.server.connections, Kind::Permanent, message))
     }
 
@@ -281,7 +288,10 @@ impl PostgresSession {
         let rows = self.client.query_typed(self.text_of(statement), &typed).await;
         let rows = self.outcome(rows)?;
         if !is_pooled {
-            self.unprepared.lock().push(sql);
+            let mut unprepared = self.unprepared.lock();
+            if !unprepared.contains(&sql) {
+                unprepared.push(sql);
+            }
         }
         Ok(rows)
     }
@@ -316,6 +326,21 @@ impl PostgresSession {
         }
     }
 
+    /// From time to time lets the server plan the prepared statements again, in the background. The plans of a table with a few rows read
+    /// all of them. The server replaces such a plan only after its next analysis of the table, which may have many rows by then.
+    fn discard_old_plans(&self) {
+        let mut planned_at = self.planned_at.lock();
+        if planned_at.elapsed() < PLAN_AGE || self.server.is_pooled() {
+            return;
+        }
+        *planned_at = Instant::now();
+        let (client, pending) = (self.client.clone(), self.replies.expect());
+        tokio::spawn(FutureExt::boxed(async move {
+            let _pending = pending;
+            let _ = client.batch_execute("DISCARD PLANS").await;
+        }));
+    }
+
     /// Returns the text of a statement for this session.
     fn text_of<'s>(&self, statement: &'s super::statements::Statement) -> &'s str {
         statement.text(self.has_options && !self.server.is_pooled())
@@ -335,6 +360,7 @@ impl PostgresSession {
     pub(super) async fn packet<T>(&self, statements: impl Future<Output = T>) -> T {
         let outcome = self.in_one_packet(statements).await;
         self.prepare_for_next();
+        self.discard_old_plans();
         outcome
     }
 
@@ -342,7 +368,7 @@ impl PostgresSession {
     pub(super) async fn in_one_packet<T>(&self, statements: impl Future<Output = T>) -> T {
         let mut statements = pin!(statements);
         let send = |context: &mut Context<'_>| {
-            let _closed = self.gate.lock();
+            let _sending = self.send_lock.lock();
             statements.as_mut().poll(context)
         };
         poll_fn(send).await
@@ -360,7 +386,7 @@ impl PostgresSession {
         match self.has_unsafe_commit.swap(false, Ordering::Relaxed) {
             true => {
                 let message = "the server no longer waits for a synchronous standby to have this commit".to_owned();
-                Err(Failure::new(&self.server.connections, Kind::Busy, message))
+                Err(Failure::new(&self.server.connections, Kind::Refused, message))
             }
             false => Ok(done),
         }

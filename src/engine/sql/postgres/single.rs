@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use tokio_postgres::Row;
 
 use super::session::{PostgresSession, Values};
@@ -12,7 +13,7 @@ use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::{Content, Notification, StoredName};
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, PageRead, SingleCalls, micros};
+use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, PageRead, ReleaseAnswer, SingleCalls, micros};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// Executes calls. The statements are sent at the same time.
@@ -34,7 +35,11 @@ pub(super) async fn execute(session: &PostgresSession, process: &str, calls: &Si
 }
 
 /// Releases names, and hands those with a queue off.
-async fn release(session: &PostgresSession, process: &str, calls: &SingleCalls) -> Outcome<HashMap<StoredName, Freed>> {
+async fn release(
+    session: &PostgresSession,
+    process: &str,
+    calls: &SingleCalls,
+) -> Outcome<HashMap<StoredName, ReleaseAnswer>> {
     let mut released = HashMap::new();
     if calls.releases.is_empty() {
         return Ok(released);
@@ -50,7 +55,7 @@ async fn release(session: &PostgresSession, process: &str, calls: &SingleCalls) 
         let is_committed = !released.is_empty();
         let handed_off = handed_off.map_err(|failure| if is_committed { failure.after_commit() } else { failure });
         for row in &handed_off? {
-            released.insert(session.get(row, 0)?, freed(session, row)?);
+            released.insert(session.get(row, 0)?, release_answer(session, row)?);
         }
     }
     Ok(released)
@@ -59,12 +64,12 @@ async fn release(session: &PostgresSession, process: &str, calls: &SingleCalls) 
 async fn release_without_queue(
     session: &PostgresSession,
     releases: &[(StoredName, OwnerToken)],
-) -> Outcome<HashMap<StoredName, Freed>> {
+) -> Outcome<HashMap<StoredName, ReleaseAnswer>> {
     if let [(name, owner)] = releases {
         let rows = session.query(Sql::ReleaseOne, &[name, &owner.as_str()]).await?;
         let released = rows
             .iter()
-            .map(|row| Ok((name.clone(), Freed::without_queue(session.get(row, 0)?))));
+            .map(|row| Ok((name.clone(), ReleaseAnswer::without_queue(session.get(row, 0)?))));
         return released.collect();
     }
     let names: Vec<&[u8]> = releases.iter().map(|(name, _)| name.as_slice()).collect();
@@ -72,11 +77,11 @@ async fn release_without_queue(
     let rows = session.query(Sql::Release, &[&names, &owners]).await?;
     let released = rows
         .iter()
-        .map(|row| Ok((session.get(row, 0)?, Freed::without_queue(session.get(row, 1)?))));
+        .map(|row| Ok((session.get(row, 0)?, ReleaseAnswer::without_queue(session.get(row, 1)?))));
     released.collect()
 }
 
-fn freed(session: &PostgresSession, row: &Row) -> Outcome<Freed> {
+fn release_answer(session: &PostgresSession, row: &Row) -> Outcome<ReleaseAnswer> {
     let next = match session.get::<Option<String>>(row, 3)? {
         Some(owner) => {
             let number = |column| session.get::<i64>(row, column).map(i64::unsigned_abs);
@@ -93,7 +98,7 @@ fn freed(session: &PostgresSession, row: &Row) -> Outcome<Freed> {
         }
         None => None,
     };
-    Ok(Freed {
+    Ok(ReleaseAnswer {
         is_live: session.get(row, 1)?,
         is_handed_off: session.get(row, 2)?,
         next,
@@ -156,23 +161,24 @@ async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)],
     session.query(Sql::Acquire, values).await
 }
 
-/// Reads pages of leases, each sorted by name.
+/// Reads pages of leases, whose statements are pipelined.
 async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
-    let mut read = Vec::new();
-    for page in pages {
-        let mut bound = page.bound.clone();
-        if page.needs_bound() {
-            let rows = session
-                .query(Sql::PageBound, &[&page.start, &page.end, &Page::ROWS])
-                .await?;
-            bound = rows.first().map(|row| session.get::<Vec<u8>>(row, 0)).transpose()?;
-        }
-        let end = bound.as_ref().unwrap_or(&page.end);
-        let rows = session.query(Sql::List, &[&page.start, end, &Page::SIZE]).await?;
-        let leases: Outcome<Vec<Lease>> = rows.iter().map(|row| lease(session, row)).collect();
-        read.push(PageRead { leases: leases?, bound });
+    try_join_all(pages.iter().map(|page| read_page(session, page))).await
+}
+
+/// Reads the leases of a page, sorted by name.
+async fn read_page(session: &PostgresSession, page: &Page) -> Outcome<PageRead> {
+    let mut bound = page.bound.clone();
+    if page.needs_bound() {
+        let rows = session
+            .query(Sql::PageBound, &[&page.start, &page.end, &Page::ROWS])
+            .await?;
+        bound = rows.first().map(|row| session.get::<Vec<u8>>(row, 0)).transpose()?;
     }
-    Ok(read)
+    let end = bound.as_ref().unwrap_or(&page.end);
+    let rows = session.query(Sql::List, &[&page.start, end, &Page::SIZE]).await?;
+    let leases: Outcome<Vec<Lease>> = rows.iter().map(|row| lease(session, row)).collect();
+    Ok(PageRead { leases: leases?, bound })
 }
 
 fn lease(session: &PostgresSession, row: &Row) -> Outcome<Lease> {

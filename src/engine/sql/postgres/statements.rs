@@ -29,7 +29,7 @@ pub(super) enum Sql {
     PageBound,
     Sweep,
     ExpiredPositions,
-    Rights,
+    Privileges,
 }
 
 /// The file of each statement, and the types of its parameters.
@@ -159,7 +159,7 @@ const FILES: [(Sql, &str, &[Type]); 21] = [
         include_str!("statements/expired_positions.sql"),
         &[Type::INT8, Type::INT8],
     ),
-    (Sql::Rights, include_str!("statements/rights.sql"), &[]),
+    (Sql::Privileges, include_str!("statements/privileges.sql"), &[]),
 ];
 
 /// A statement with its table names.
@@ -172,9 +172,9 @@ pub(super) struct Statement {
 }
 
 impl Statement {
-    /// Returns the text. `has_settings`: for a session with the settings of its options.
-    pub(super) fn text(&self, has_settings: bool) -> &str {
-        if has_settings { &self.text } else { &self.limited }
+    /// Returns the text. `has_options`: whether the options of the session were sent.
+    pub(super) fn text(&self, has_options: bool) -> &str {
+        if has_options { &self.text } else { &self.limited }
     }
 }
 

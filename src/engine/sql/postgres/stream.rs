@@ -20,7 +20,7 @@ use crate::event_loop::EventLoop;
 /// The idle time before the first keepalive probe of a TCP connection, and the interval between two probes.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
-/// The address of a server.
+/// One network address of a server.
 #[derive(Debug, Clone)]
 pub(super) enum Endpoint {
     Tcp {

@@ -16,12 +16,12 @@ use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::event_loop::{EventLoop, Task};
 
 /// How long the server has to confirm that it cancelled a statement.
-const CANCELLATION: Duration = Duration::from_millis(50);
-/// How many statements are cancelled.
-const CANCELLATIONS: usize = 6;
+const CANCEL_TIMEOUT: Duration = Duration::from_millis(50);
+/// Maximum number of cancel requests, one for each statement of a packet.
+const MAX_CANCELLATIONS: usize = 6;
 
-/// How long statements of an outdated connection have for their outcome.
-const OUTDATED: Duration = Duration::from_millis(100);
+/// How long statements on an outdated connection may still run before they are cancelled.
+const OUTDATED_GRACE: Duration = Duration::from_millis(100);
 
 /// What the connections of an engine share.
 pub(in crate::engine::sql) struct Connections {
@@ -73,7 +73,8 @@ impl Connections {
         Task::spawn(self.event_loop.as_deref(), task)
     }
 
-    /// Completes when callers that had no answer are dropped, unless a packet usually takes as long.
+    /// Completes after two callers were dropped without an answer, and not before twice the usual duration of a packet has passed since
+    /// `since`.
     async fn are_suspect(&self, since: Instant) {
         self.dropped.are_suspect().await;
         let usual = Duration::from_micros(self.usual_us.load(Ordering::Relaxed));
@@ -166,26 +167,29 @@ impl Connection {
             }
             () = tokio::time::sleep(limit) => true,
             () = self.connections.are_suspect(since) => false,
-            () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => false,
+            () = async { self.outdated().await; tokio::time::sleep(OUTDATED_GRACE).await } => false,
         };
         let waited = since.elapsed();
         let unanswered = |kind| Err(Failure::unanswered(&self.connections, waited, kind));
-        let mut cancellations = Vec::new();
-        // One cancellation ends one statement.
-        for _ in 0..CANCELLATIONS {
-            cancellations.push(self.cancel());
-            let Ok(outcome) = timeout(CANCELLATION, &mut statements).await else {
+        let mut cancellations: Vec<JoinHandle<bool>> = Vec::new();
+        // One cancellation ends one statement. A silent server gets one only.
+        for _ in 0..MAX_CANCELLATIONS {
+            if cancellations.iter().all(JoinHandle::is_finished) {
+                cancellations.push(self.cancel());
+            }
+            let Ok(outcome) = timeout(CANCEL_TIMEOUT, &mut statements).await else {
                 continue;
             };
-            let cancelled = timeout(CANCELLATION, join_all(cancellations)).await;
+            let cancelled = timeout(CANCEL_TIMEOUT, join_all(cancellations)).await;
             let are_done = cancelled.is_ok_and(|all| all.iter().all(|one| matches!(one, Ok(true))));
             self.has_late_cancellation.fetch_or(!are_done, Ordering::Relaxed);
             return unanswered(match outcome {
-                // The server answers, so the statement waited for a lock. The other callers still have time: only the dropped ones had not.
+                // The server answers, so the statement waited for a lock. Callers that were not dropped still have time: a transaction
+                // executes their calls.
                 Err(failure) if failure.kind() == Kind::Cancelled && !is_late => Kind::Locked,
                 Err(failure) => failure.kind(),
                 // A cancelled commit succeeds without the standby that it waited for.
-                Ok(_) => Kind::Busy,
+                Ok(_) => Kind::Refused,
             });
         }
         unanswered(Kind::Broken)

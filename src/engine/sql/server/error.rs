@@ -35,8 +35,8 @@ pub(in crate::engine::sql) enum Kind {
     Conflict,
     /// A row or a table was locked for [`LOCK_WAIT`](super::LOCK_WAIT), or as long as the server's configuration allows.
     Locked,
-    /// The server refused this time. The connection is usable.
-    Busy,
+    /// The server refused the statement for now. The connection is usable.
+    Refused,
     /// The server cancelled the statement, which was not executed. The connection is usable.
     Cancelled,
     /// The connection is broken, or leads to a server that cannot write. A new one may work.
@@ -49,7 +49,7 @@ pub(in crate::engine::sql) enum Kind {
     Pooled,
     /// A table does not exist.
     NoTable,
-    /// The configuration or the server must change: a wrong password, a missing right.
+    /// The configuration or the server must change: a wrong password, a missing privilege.
     Permanent,
 }
 
@@ -117,8 +117,11 @@ impl Failure {
 
     /// Marks the failure as one after a commit: a repetition would find another state.
     pub(in crate::engine::sql) fn after_commit(mut self) -> Self {
-        if matches!(self.kind, Kind::Locked | Kind::Conflict | Kind::Cancelled) {
-            self.kind = Kind::Busy;
+        if matches!(
+            self.kind,
+            Kind::Locked | Kind::Conflict | Kind::Cancelled | Kind::Permanent
+        ) {
+            self.kind = Kind::Refused;
         }
         self
     }

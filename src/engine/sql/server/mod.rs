@@ -3,7 +3,7 @@
 //!
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `sql/ledger/` decides what changes.
-//! - `waiters.rs`: the waiters of this process. `connection.rs`, `slot.rs`: the connections. `error.rs`: failures.
+//! - `waiters.rs`: the waiters of this process. `connection.rs`, `lazy_session.rs`: the connections. `error.rs`: failures.
 //! - `config.rs`: the names of tables.
 //!
 //! # Behavior
@@ -21,9 +21,9 @@ use tokio::sync::mpsc;
 
 use self::connection::{Connection, Connections};
 use self::error::Failure;
-use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
+use self::lazy_session::{IdleSessions, LazySession, open_first};
+use self::single::{Shared, SingleWorker, Timers};
 use self::single_calls::{Answers, QueuedNames, SingleCalls};
-use self::slot::{Slot, open_first};
 use self::transaction::{Plan, Prefix};
 use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
@@ -38,9 +38,9 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 pub(super) mod config;
 pub(super) mod connection;
 pub(super) mod error;
+pub(super) mod lazy_session;
 mod single;
 pub(super) mod single_calls;
-pub(super) mod slot;
 #[cfg(test)]
 pub(super) mod tests;
 pub(super) mod transaction;
@@ -53,7 +53,7 @@ pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 /// How long a statement waits for a row that another transaction has locked. The other calls of the statement wait as long.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 
-/// How long an attempt waits for a lock where it may have found one that cannot be read ([`Plan::is_brief`]).
+/// The lock timeout of an attempt that may wait for a lock that cannot be read (`worker.rs`).
 pub(super) const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
 
 /// The server of one store.
@@ -101,9 +101,9 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
     /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
-    fn risk(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
+    fn durability_warning(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
 
-    /// Executes calls, each kind as one statement, within the store timeout. `process`: this process.
+    /// Executes calls, those of a kind together. Each statement has the store timeout. `process`: this process.
     fn single(&mut self, process: &str, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
 
     /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.
@@ -123,7 +123,7 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Ends a transaction that failed.
     fn roll_back(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
-    /// Reads what the waiters of names wait for. `is_heartbeat`: keeps the positions of this process alive.
+    /// Reads the lease and the queue of each name. `is_heartbeat`: keeps the positions of this process alive.
     fn check(
         &mut self,
         process: &str,
@@ -162,8 +162,8 @@ impl<S: Server> ServerEngine<S> {
         if let Some(warnings) = server.warnings() {
             let connection = session.connection().clone();
             // A connection that fails is opened again by the first call.
-            if let Ok(Some(risk)) = connection.within_limit(session.risk()).await {
-                warnings.warn(risk);
+            if let Ok(Some(warning)) = connection.within_limit(session.durability_warning()).await {
+                warnings.warn(warning);
             }
         }
         let connections = server.connections();
@@ -173,7 +173,7 @@ impl<S: Server> ServerEngine<S> {
         let (transactions, transaction_jobs) = jobs::queue(S::TRANSACTION_LIMIT);
         let locked: Arc<LockedNames> = Arc::default();
         let worker = Worker {
-            slot: Slot::new(server.clone(), None),
+            lazy_session: LazySession::new(server.clone(), None),
             prefix: prefix.clone(),
             waiters: waiters.clone(),
             names: named,
@@ -189,11 +189,11 @@ impl<S: Server> ServerEngine<S> {
                 transactions,
                 names,
                 locked,
-                forwarded: ForwardedOwners::default(),
+                forwarded: Arc::default(),
                 queued: QueuedNames::default(),
                 timers: Timers::default(),
             },
-            idle: vec![Slot::new(server.clone(), Some(session))],
+            idle: IdleSessions::new(LazySession::new(server.clone(), Some(session))),
             checks,
             worker: connections.spawn(worker.run(transaction_jobs)),
         };

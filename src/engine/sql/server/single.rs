@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::error::Kind;
+use super::lazy_session::{IdleSessions, LazySession};
 use super::single_calls::{
     Answers, QueuedNames, SingleCalls, answer_attempts, answer_reads, answer_releases, answer_renewals,
 };
-use super::slot::Slot;
 use super::transaction::{CheckedNames, Prefix};
 use super::waiters::Waiters;
 use super::worker::{LockedNames, cause};
@@ -30,19 +30,19 @@ use crate::event_loop::Task;
 use crate::model::{Claim, Key, OwnerToken};
 
 /// The time between two sweeps of a process that makes calls; a random part is added.
-const SWEEP_PAUSE: Duration = Duration::from_secs(300);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The owners of attempts in the queue of the transactions, or in one. Their releases have to follow them.
 #[derive(Default)]
-struct Forwarded(Mutex<HashMap<OwnerToken, usize>>);
+pub(super) struct ForwardedOwners(Mutex<HashMap<OwnerToken, usize>>);
 
-/// Attempts of the transactions. Dropping it forgets their owners.
-struct ForwardedAttempts {
-    forwarded: Arc<Forwarded>,
+/// Attempts of the transactions. Dropping it removes their owners.
+struct ForwardedGuard {
+    forwarded: Arc<ForwardedOwners>,
     owners: Vec<OwnerToken>,
 }
 
-impl Drop for ForwardedAttempts {
+impl Drop for ForwardedGuard {
     fn drop(&mut self) {
         let mut attempts = self.forwarded.0.lock();
         for owner in &self.owners {
@@ -56,15 +56,15 @@ impl Drop for ForwardedAttempts {
     }
 }
 
-impl Forwarded {
-    fn add(self: &Arc<Self>, claims: &[Arc<Claim>]) -> ForwardedAttempts {
+impl ForwardedOwners {
+    fn add(self: &Arc<Self>, claims: &[Arc<Claim>]) -> ForwardedGuard {
         let owners: Vec<OwnerToken> = claims.iter().map(|claim| claim.owner.clone()).collect();
         let mut attempts = self.0.lock();
         for owner in &owners {
             *attempts.entry(owner.clone()).or_default() += 1;
         }
         drop(attempts);
-        ForwardedAttempts {
+        ForwardedGuard {
             forwarded: self.clone(),
             owners,
         }
@@ -84,7 +84,7 @@ pub(super) struct Shared<S: Server> {
     pub transactions: Sender,
     pub names: mpsc::UnboundedSender<CheckedNames>,
     pub locked: Arc<LockedNames>,
-    pub forwarded: ForwardedOwners,
+    pub forwarded: Arc<ForwardedOwners>,
     pub queued: QueuedNames,
     pub timers: Timers,
 }
@@ -100,22 +100,18 @@ pub(super) struct Timers {
 }
 
 /// Statements under way, which return their connection.
-type Running<'a, S> = Option<Pin<Box<dyn Future<Output = Slot<S>> + Send + 'a>>>;
+type Running<'a, S> = Option<Pin<Box<dyn Future<Output = LazySession<S>> + Send + 'a>>>;
 
 /// The connections and what the calls need.
 pub(super) struct SingleWorker<S: Server> {
     pub shared: Shared<S>,
     /// The connections.
-    pub idle: Vec<Slot<S>>,
+    pub idle: IdleSessions<S>,
     /// The names whose waiters need a check.
     pub checks: mpsc::UnboundedReceiver<Vec<Key>>,
     /// The task of the transactions.
     pub worker: Task,
 }
-
-/// The attempts that a [`SingleWorker`] has forwarded.
-#[derive(Default)]
-pub(super) struct ForwardedOwners(Arc<Forwarded>);
 
 /// The jobs of a batch by what executes them.
 #[derive(Default)]
@@ -140,12 +136,12 @@ impl Batch {
 }
 
 /// Waits for the end of statements.
-async fn ended<S: Server>(running: &mut Running<'_, S>) -> Slot<S> {
+async fn ended<S: Server>(running: &mut Running<'_, S>) -> LazySession<S> {
     match running {
         Some(statements) => {
-            let slot = statements.await;
+            let lazy = statements.await;
             *running = None;
-            slot
+            lazy
         }
         None => std::future::pending().await,
     }
@@ -160,10 +156,10 @@ impl<S: Server> SingleWorker<S> {
     }
 }
 
-/// Executes the jobs of a queue, with connections of `idle`: the last one is used next.
+/// Executes the jobs of a queue with the connections of `idle`.
 async fn serve<S: Server>(
     shared: &Shared<S>,
-    mut idle: Vec<Slot<S>>,
+    mut idle: IdleSessions<S>,
     mut checks: mpsc::UnboundedReceiver<Vec<Key>>,
     mut jobs: Receiver,
 ) {
@@ -177,45 +173,48 @@ async fn serve<S: Server>(
             held_back.drain(..).for_each(|job| shared.transactions.send(job));
         }
         let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
-        let mut slot = || idle.pop().unwrap_or_else(|| Slot::new(shared.server.clone(), None));
-        // In a random order: frequent checks must not stop the calls, nor these the checks.
+        let parts = idle.executable(free, &jobs);
+        let checks_names = free[1] && parts != [false; 3];
+        let mut idle_session = || idle.take(&shared.server);
+        // `select!` polls in random order, so that neither checks nor calls starve.
         tokio::select! {
-            slot = ended(&mut attempts) => idle.push(slot),
-            slot = ended(&mut changes) => idle.push(slot),
-            slot = ended(&mut reads) => idle.push(slot),
-            Some(names) = checks.recv(), if free[1] => {
+            lazy = ended(&mut attempts) => idle.keep(lazy),
+            lazy = ended(&mut changes) => idle.keep(lazy),
+            lazy = ended(&mut reads) => idle.keep(lazy),
+            Some(names) = checks.recv(), if checks_names => {
                 let mut all = names;
                 while let Ok(more) = checks.try_recv() {
                     all.extend(more);
                 }
-                reads = Some(Box::pin(shared.check(slot(), all)));
+                reads = Some(Box::pin(shared.check(idle_session(), all)));
             }
-            () = shared.timers.sweep(), if free[1] => reads = Some(Box::pin(shared.sweep(slot()))),
-            next = jobs.next_of_parts(&mut batch, free), if free != [false; 3] => {
+            () = shared.timers.sweep_due(), if checks_names => reads = Some(Box::pin(shared.sweep(idle_session()))),
+            next = jobs.next_of_parts(&mut batch, parts), if parts != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
                         break;
                     }
                     // Other parts of the queue may have jobs.
-                    let slot = tokio::select! {
-                        slot = ended(&mut attempts) => slot,
-                        slot = ended(&mut changes) => slot,
-                        slot = ended(&mut reads) => slot,
+                    let lazy = tokio::select! {
+                        lazy = ended(&mut attempts) => lazy,
+                        lazy = ended(&mut changes) => lazy,
+                        lazy = ended(&mut reads) => lazy,
                     };
-                    idle.push(slot);
+                    idle.keep(lazy);
                     continue;
                 }
                 let mut sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
+                if sorted.has_changes() {
+                    let (releases, renewals) = (std::mem::take(&mut sorted.releases), std::mem::take(&mut sorted.renewals));
+                    changes = Some(Box::pin(shared.change(idle_session(), releases, renewals)));
+                }
                 if sorted.has_attempts() {
                     let (first, repeated) = (std::mem::take(&mut sorted.attempts), std::mem::take(&mut sorted.repeated));
                     owners.extend(first.iter().chain(&repeated).filter_map(owner));
-                    attempts = Some(Box::pin(shared.attempt(slot(), first, repeated)));
+                    attempts = Some(Box::pin(shared.attempt(idle_session(), first, repeated)));
                 }
                 if !sorted.reads.is_empty() {
-                    reads = Some(Box::pin(shared.read(slot(), std::mem::take(&mut sorted.reads))));
-                }
-                if sorted.has_changes() {
-                    changes = Some(Box::pin(shared.change(slot(), sorted.releases, sorted.renewals)));
+                    reads = Some(Box::pin(shared.read(idle_session(), std::mem::take(&mut sorted.reads))));
                 }
                 shared.timers.start();
             }
@@ -234,12 +233,12 @@ fn owner(job: &Job) -> Option<OwnerToken> {
 impl Timers {
     /// Starts the time to the next sweep.
     fn start(&self) {
-        let pause = || Instant::now() + SWEEP_PAUSE.mul_f64(1.0 + fastrand::f64());
-        self.sweep_at.lock().get_or_insert_with(pause);
+        let next = || Instant::now() + SWEEP_INTERVAL.mul_f64(1.0 + fastrand::f64());
+        self.sweep_at.lock().get_or_insert_with(next);
     }
 
     /// Waits until a sweep is due.
-    async fn sweep(&self) {
+    async fn sweep_due(&self) {
         let at = *self.sweep_at.lock();
         match at {
             Some(at) => tokio::time::sleep_until(at).await,
@@ -267,7 +266,7 @@ impl<S: Server> Shared<S> {
                         && matches!(&claims[..], [claim] if claim.keys().len() == 1)
                         && (S::HANDS_OFF_IN_ONE || !self.has_waiters(&claims[0]))
                         && !released.contains(&claims[0].keys()[0])
-                        && !self.forwarded.0.has(&claims[0].owner) =>
+                        && !self.forwarded.has(&claims[0].owner) =>
                 {
                     released.push(claims[0].keys()[0].clone());
                     &mut batch.releases
@@ -315,15 +314,15 @@ impl<S: Server> Shared<S> {
 
     /// Sends a job to the transactions.
     fn forward(&self, job: Job) {
-        if let Job::Acquire(claims, ticket, _) = &job {
-            ticket.attach(self.forwarded.0.add(claims));
+        if let Job::Acquire(claims, start_state, _) = &job {
+            start_state.attach(self.forwarded.add(claims));
         }
         self.transactions.send(job);
     }
 
     /// Makes attempts. `repeated`: attempts for the same names.
-    async fn attempt(&self, mut slot: Slot<S>, mut first: Vec<Job>, mut repeated: Vec<Job>) -> Slot<S> {
-        let granted = match slot.session().await {
+    async fn attempt(&self, mut lazy: LazySession<S>, mut first: Vec<Job>, mut repeated: Vec<Job>) -> LazySession<S> {
+        let granted = match lazy.session().await {
             Ok(session) => {
                 first.retain(Job::start);
                 repeated.retain(Job::start);
@@ -332,18 +331,18 @@ impl<S: Server> Shared<S> {
             }
             Err(failure) => Err(failure),
         };
-        let granted = slot.settle(granted);
+        let granted = lazy.settle(granted);
         let granted = granted.map(|granted| answer_attempts(&mut first, &mut repeated, &self.prefix, granted));
         first.append(&mut repeated);
         self.finish(first, &granted);
-        slot
+        lazy
     }
 
     /// Makes releases and renewals.
-    async fn change(&self, mut slot: Slot<S>, mut releases: Vec<Job>, mut renewals: Vec<Job>) -> Slot<S> {
+    async fn change(&self, mut lazy: LazySession<S>, mut releases: Vec<Job>, mut renewals: Vec<Job>) -> LazySession<S> {
         let prefix = &self.prefix;
         let sent = Moment::now();
-        let answers = match slot.session().await {
+        let answers = match lazy.session().await {
             Ok(session) => {
                 let mut calls = SingleCalls::new(prefix, &releases, &renewals, &[], &[]);
                 calls.expects_queue = releases.iter().any(|job| self.expects_queue(job));
@@ -351,31 +350,31 @@ impl<S: Server> Shared<S> {
             }
             Err(failure) => Answers::failed(&failure),
         };
-        let released = slot.settle(answers.released);
+        let released = lazy.settle(answers.released);
         let released = released.map(|released| {
             let effects = answer_releases(&mut releases, prefix, released, &self.queued);
             self.waiters.apply_hand_offs(sent, effects);
         });
-        let renewed = slot.settle(answers.renewed);
+        let renewed = lazy.settle(answers.renewed);
         let renewed = renewed.map(|renewed| answer_renewals(&mut renewals, &renewed));
         self.finish(releases, &released);
         self.finish(renewals, &renewed);
-        slot
+        lazy
     }
 
     /// Makes calls that only read.
-    async fn read(&self, mut slot: Slot<S>, mut jobs: Vec<Job>) -> Slot<S> {
-        let read = match slot.session().await {
+    async fn read(&self, mut lazy: LazySession<S>, mut jobs: Vec<Job>) -> LazySession<S> {
+        let read = match lazy.session().await {
             Ok(session) => {
                 let calls = SingleCalls::new(&self.prefix, &[], &[], &[], &jobs);
                 session.single(&self.waiters.process, &calls).await.read
             }
             Err(failure) => Err(failure),
         };
-        let read = slot.settle(read);
+        let read = lazy.settle(read);
         let read = read.map(|read| answer_reads(&mut jobs, &self.prefix, read));
         jobs.into_iter().for_each(|job| job.answer(cause(&read)));
-        slot
+        lazy
     }
 
     /// Answers the jobs of a statement. Those without an answer go to the transactions.

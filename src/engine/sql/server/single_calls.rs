@@ -30,7 +30,7 @@ pub(in crate::engine::sql) struct SingleCalls {
 /// The answers to each kind. Calls without an answer need a transaction.
 pub(in crate::engine::sql) struct Answers {
     /// The names that were released.
-    pub released: Outcome<HashMap<StoredName, Freed>>,
+    pub released: Outcome<HashMap<StoredName, ReleaseAnswer>>,
     /// The owners whose leases were extended.
     pub renewed: Outcome<HashSet<String>>,
     pub granted: Outcome<Granted>,
@@ -54,7 +54,7 @@ impl Answers {
 pub(super) struct QueuedNames(Mutex<HashSet<Key>>);
 
 /// The answer to a release.
-pub(in crate::engine::sql) struct Freed {
+pub(in crate::engine::sql) struct ReleaseAnswer {
     /// Whether the lease had not expired.
     pub is_live: bool,
     pub is_handed_off: bool,
@@ -90,10 +90,10 @@ pub(in crate::engine::sql) struct Lease {
     pub waiting: i64,
 }
 
-impl Freed {
+impl ReleaseAnswer {
     pub(in crate::engine::sql) fn without_queue(is_live: bool) -> Self {
         let (is_handed_off, next) = (false, None);
-        Freed {
+        ReleaseAnswer {
             is_live,
             is_handed_off,
             next,
@@ -157,14 +157,14 @@ impl SingleCalls {
 pub(super) fn answer_releases(
     jobs: &mut [Job],
     prefix: &Prefix,
-    mut released: HashMap<StoredName, Freed>,
+    mut released: HashMap<StoredName, ReleaseAnswer>,
     queued: &QueuedNames,
 ) -> Effects {
     let mut effects = Effects::default();
     for job in jobs {
         if let Job::Release(claims, _, reply) = job
             && let key = &claims[0].keys()[0]
-            && let Some(Freed {
+            && let Some(ReleaseAnswer {
                 is_live,
                 is_handed_off,
                 next,

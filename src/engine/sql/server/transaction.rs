@@ -24,7 +24,7 @@ pub(in crate::engine::sql) struct Plan {
     /// Whether the transaction waits only briefly for a lock: 10 ms on PostgreSQL, 0 ms on MariaDB, 1 s on MySQL, its minimum.
     pub is_brief: bool,
     /// Whether each job is a part of it.
-    takes: Vec<bool>,
+    includes: Vec<bool>,
     /// The names that a check found free.
     free: Vec<StoredName>,
     /// The names whose positions are counted again.
@@ -60,7 +60,7 @@ impl CheckedNames {
     }
 }
 
-/// The names of a store.
+/// The prefix of the names of a store.
 #[derive(Debug, Clone)]
 pub(in crate::engine::sql) struct Prefix(pub String);
 
@@ -86,8 +86,8 @@ impl Plan {
     pub(super) fn new(batch: &[Job], checked: Option<&CheckedNames>, prefix: &Prefix) -> Self {
         let mut plan = Plan::default();
         for job in batch {
-            let takes = job.start() && plan.add(job, prefix);
-            plan.takes.push(takes);
+            let is_part = job.start() && plan.add(job, prefix);
+            plan.includes.push(is_part);
         }
         if let Some(checked) = checked {
             let (names, list) = match checked {
@@ -167,7 +167,7 @@ async fn in_transaction<S: Server>(
     ledger.recount(&plan.recounted);
     let mut effects = Effects::default();
     let mut waiting: Vec<(Arc<Claim>, Key)> = Vec::new();
-    for (job, _) in batch.iter_mut().zip(&plan.takes).filter(|(_, takes)| **takes) {
+    for (job, _) in batch.iter_mut().zip(&plan.includes).filter(|(_, is_part)| **is_part) {
         match job {
             Job::Acquire(claims, _, reply) => {
                 let mut answers = Vec::with_capacity(claims.len());
@@ -209,12 +209,12 @@ async fn in_transaction<S: Server>(
         let owner = claim.owner.clone();
         match tickets.remove(owner.as_str()) {
             Some(ticket) => effects.entered.push(InQueue {
-                left: ledger.busy_for(&prefix.stored(&name)),
+                busy_for: ledger.busy_for(&prefix.stored(&name)),
                 owner,
                 name,
                 ticket,
             }),
-            // Handed off in this transaction. Or another waiter has its ticket: the tables are new.
+            // The name was handed off to this waiter, or its ticket belongs to another waiter because the tables were created again.
             None => {
                 effects.notifications.push(Notification::may_be_free(&owner));
                 effects.left.push(owner);

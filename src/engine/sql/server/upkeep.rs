@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::lazy_session::LazySession;
 use super::single::Shared;
-use super::slot::Slot;
 use super::transaction::CheckedNames;
 use super::waiters::CheckedLease;
 use super::{Outcome, Server, Session};
@@ -25,7 +25,7 @@ pub(in crate::engine::sql) const FREE_ROW_KEPT_S: i64 = 3600;
 /// Maximum number of rows that one statement of a sweep reads.
 pub(in crate::engine::sql) const SWEEP_LIMIT: i64 = 1000;
 /// The pause between two statements of a sweep, in which calls may use the connection.
-const SWEEP_GAP: Duration = Duration::from_millis(20);
+const SWEEP_STATEMENT_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum number of names of one transaction of a sweep.
 pub(in crate::engine::sql) const SWEEP_NAMES: i64 = 64;
 
@@ -50,7 +50,7 @@ pub(in crate::engine::sql) struct Swept {
     pub with_expired: Vec<StoredName>,
 }
 
-/// What the waiters of a name wait for.
+/// The lease and the queue of a name.
 pub(in crate::engine::sql) struct CheckedName {
     pub name: StoredName,
     /// `None`: the name is free.
@@ -62,8 +62,8 @@ pub(in crate::engine::sql) struct CheckedName {
 }
 
 impl<S: Server> Shared<S> {
-    /// Sends the heartbeat of this process if it is due, and checks what its waiters wait for.
-    pub(super) async fn check(&self, mut slot: Slot<S>, mut names: Vec<Key>) -> Slot<S> {
+    /// Sends the heartbeat of this process if it is due, and checks the lease and the queue of each name.
+    pub(super) async fn check(&self, mut lazy: LazySession<S>, mut names: Vec<Key>) -> LazySession<S> {
         // One check for several names, instead of one for each.
         names.extend(self.waiters.due_soon());
         let mut seen = HashSet::new();
@@ -72,29 +72,29 @@ impl<S: Server> Shared<S> {
         if !later.is_empty() {
             self.waiters.check(later.to_vec());
         }
-        if let Err(failure) = self.check_names(&mut slot, names, &seen).await {
+        if let Err(failure) = self.check_names(&mut lazy, names, &seen).await {
             // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
             tracing::debug!(%failure, "a heartbeat failed");
             let names: HashSet<&Key> = names.iter().collect();
             self.waiters.known.wake_where(|name, _| names.contains(name));
         }
-        slot
+        lazy
     }
 
     /// Checks `names`. `all`: those with a waiter whose position the heartbeat must have kept alive.
-    async fn check_names(&self, slot: &mut Slot<S>, names: &[Key], all: &HashSet<Key>) -> Outcome<()> {
+    async fn check_names(&self, lazy: &mut LazySession<S>, names: &[Key], all: &HashSet<Key>) -> Outcome<()> {
         let now = Instant::now();
         let last = *self.timers.heartbeat_at.lock();
         let is_due = last.is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
         let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
         let process = &self.waiters.process;
-        let session = slot.session().await?;
+        let session = lazy.session().await?;
         let connection = session.connection().clone();
         let sent = Moment::now();
         // The positions of this process expire without a heartbeat.
         let limit = self.server.connections().store_timeout.min(HEARTBEAT_INTERVAL);
         let outcome = connection.within(limit, session.check(process, &stored, is_due)).await;
-        let checked = slot.settle(outcome)?;
+        let checked = lazy.settle(outcome)?;
         if let Some(now_us) = checked.now_us {
             self.waiters.read_clock(sent, now_us);
         }
@@ -113,7 +113,8 @@ impl<S: Server> Shared<S> {
                     self.waiters.notify_holder(&lease);
                 }
                 None if checked.has_waiters => {
-                    // Not soon again: while another program has locked the row, hand-offs would pile up.
+                    // Check it again after `RESERVATION`: while another program has locked the row, each check would add another hand-off
+                    // to the queue.
                     self.waiters.known.set_lease_end(key, Some(RESERVATION));
                     free.push(checked.name);
                 }
@@ -139,23 +140,23 @@ impl<S: Server> Shared<S> {
     }
 
     /// Removes some rows of names that have been free for long, and positions that expired more than a minute ago.
-    pub(super) async fn sweep(&self, mut slot: Slot<S>) -> Slot<S> {
-        let is_complete = self.sweep_some(&mut slot).await.unwrap_or_else(|failure| {
+    pub(super) async fn sweep(&self, mut lazy: LazySession<S>) -> LazySession<S> {
+        let is_complete = self.sweep_some(&mut lazy).await.unwrap_or_else(|failure| {
             tracing::debug!(%failure, "a sweep failed");
             true
         });
         // After a complete one, the next call starts the time to the next sweep.
-        *self.timers.sweep_at.lock() = (!is_complete).then(|| Instant::now() + SWEEP_GAP);
-        slot
+        *self.timers.sweep_at.lock() = (!is_complete).then(|| Instant::now() + SWEEP_STATEMENT_PAUSE);
+        lazy
     }
 
     /// `true`: all rows were read.
-    async fn sweep_some(&self, slot: &mut Slot<S>) -> Outcome<bool> {
+    async fn sweep_some(&self, lazy: &mut LazySession<S>) -> Outcome<bool> {
         let after = std::mem::take(&mut *self.timers.swept_to.lock());
-        let session = slot.session().await?;
+        let session = lazy.session().await?;
         let connection = session.connection().clone();
         let outcome = connection.within_limit(session.sweep(&after)).await;
-        let Swept { last, with_expired } = slot.settle(outcome)?;
+        let Swept { last, with_expired } = lazy.settle(outcome)?;
         if !with_expired.is_empty() {
             let _ = self.names.send(CheckedNames::WithExpiredPositions(with_expired));
         }

@@ -3,8 +3,8 @@
 //! # Behavior
 //! Where the server delivers notifications, one more connection receives them while there are waiters: the transaction that hands a name
 //! off publishes the owner token of the waiter, its fencing token and its lease (`engine/hand_off/`). A check of the waiters' names
-//! follows each new connection, every heartbeat, and each end of a lease before a waiter, so that a lost notification delays no waiter
-//! for longer. Where there are no notifications, the checks are frequent, and read the grant of a waiter. A name is checked the more
+//! follows each new connection, every heartbeat, and each end of the lease that a waiter waits for, so that a lost notification delays no
+//! waiter for longer. Where there are no notifications, the checks are frequent, and read the grant of a waiter. A name is checked the more
 //! rarely, the longer its lease has lasted and the more waiters of other processes are ahead of those of this one.
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::model::{Key, OwnerToken};
 /// The shortest and the longest time between two checks without notifications.
 const SHORTEST_POLL: Duration = Duration::from_millis(2);
 const LONGEST_POLL: Duration = Duration::from_millis(200);
-/// The time that it is longer for each waiter of another process that is ahead: about as long as short work and a hand-off take.
+/// Added to the shortest interval for each waiter of another process ahead: about the duration of a short job and a hand-off.
 const POLL_PER_WAITER: Duration = Duration::from_millis(8);
 /// Maximum number of waiters ahead that counts: more make no difference.
 pub(in crate::engine::sql) const AHEAD: u64 = (LONGEST_POLL.as_millis() / POLL_PER_WAITER.as_millis()) as u64;
@@ -65,10 +65,10 @@ pub(super) struct InQueue {
     pub name: Key,
     pub ticket: u64,
     /// The time until the name may be free.
-    pub left: Option<Duration>,
+    pub busy_for: Option<Duration>,
 }
 
-/// A lease before waiters.
+/// The lease that a waiter waits for.
 pub(in crate::engine::sql) struct CheckedLease {
     pub remaining: Duration,
     /// How long it has lasted.
@@ -125,7 +125,7 @@ impl<S: Server> Waiters<S> {
         }
         let has_entered = !effects.entered.is_empty();
         for waiter in effects.entered {
-            let check_after = self.check_after(waiter.left, Duration::ZERO, 0);
+            let check_after = self.check_after(waiter.busy_for, Duration::ZERO, 0);
             if self
                 .known
                 .enter(&waiter.owner, &waiter.name, waiter.ticket, check_after, || ())
@@ -282,7 +282,7 @@ impl<S: Server> Waiters<S> {
                     Err(failure) => {
                         tracing::debug!(%failure, "waiters receive no notifications");
                         failures += 1;
-                        // Once it was open, the server is out of order, which every call reports.
+                        // If the listener was open before, the server is down now, and each call reports that.
                         if failures == FAILURES && !waiters.has_listened.load(Relaxed) {
                             waiters.warn_of_silence(&failure);
                         }
@@ -310,9 +310,9 @@ impl<S: Server> Waiters<S> {
         }
     }
 
-    /// Whether there are no waiters. Then the next waiter starts another task.
+    /// Whether there are no waiters. If so, forgets the listener, so that the next waiter starts another one.
     #[cfg(feature = "postgres")]
-    pub(in crate::engine::sql) fn is_unused(&self) -> bool {
+    pub(in crate::engine::sql) fn forget_listener_if_unused(&self) -> bool {
         let mut tasks = self.tasks.lock();
         let is_unused = self.known.names().is_empty();
         if is_unused {

@@ -4,9 +4,10 @@
 //! same time share a transaction. `sql/jobs.rs` has their order.
 //!
 //! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). The jobs with locked rows then wait until these are
-//! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them. Some locks cannot be read:
-//! those of rows that are not committed, and of gaps between rows. Jobs that may have found one are executed apart: each in a transaction of
-//! its own, in which an attempt waits only briefly for a lock, until [`RETRY`] has passed. The remaining ones are executed with the next retry.
+//! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them. Some locks cannot be
+//! read: those of rows that are not committed, and of gaps between rows. Jobs that may have found one are executed alone: each in a
+//! transaction of its own, in which an attempt waits only briefly for a lock, until [`RETRY`] has passed. The remaining ones are executed
+//! with the next retry.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::error::{Failure, Kind};
-use super::slot::Slot;
+use super::lazy_session::LazySession;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use super::{BRIEF_LOCK_WAIT, Outcome, Server, Session};
@@ -30,7 +31,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// The connection and what the calls need.
 pub(super) struct Worker<S: Server> {
-    pub slot: Slot<S>,
+    pub lazy_session: LazySession<S>,
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
@@ -72,8 +73,8 @@ impl LockedNames {
 pub(super) struct WaitingJob {
     job: Job,
     since: Instant,
-    /// Whether it is executed apart: it may have found a lock that cannot be read.
-    is_apart: bool,
+    /// Whether it is executed alone: it may have found a lock that cannot be read.
+    is_alone: bool,
 }
 
 impl WaitingJob {
@@ -81,7 +82,7 @@ impl WaitingJob {
         WaitingJob {
             job,
             since,
-            is_apart: false,
+            is_alone: false,
         }
     }
 
@@ -128,7 +129,7 @@ impl<S: Server> Worker<S> {
                 Some(Work::Jobs) => {
                     let since = Instant::now();
                     let jobs = batch.drain(..).map(|job| WaitingJob::new(job, since));
-                    let ready = self.unless_waiting(jobs.collect());
+                    let ready = self.park_blocked(jobs.collect());
                     self.execute(ready).await;
                 }
                 Some(Work::End) => is_closed = true,
@@ -139,16 +140,16 @@ impl<S: Server> Worker<S> {
     /// Executes jobs. Those with a locked row wait.
     async fn execute(&mut self, batch: Vec<WaitingJob>) {
         // While an attempt waits for a lock that cannot be read, the others may find the same lock.
-        let has_apart = self.waiting.iter().chain(&batch).any(|job| job.is_apart);
-        let (apart, together) = batch
+        let has_alone = self.waiting.iter().chain(&batch).any(|job| job.is_alone);
+        let (alone, together) = batch
             .into_iter()
-            .partition(|job| job.is_apart || has_apart && job.is_attempt());
+            .partition(|job| job.is_alone || has_alone && job.is_attempt());
         let unclear = self.execute_together(together).await;
-        self.execute_apart(unclear).await;
-        self.execute_apart(apart).await;
+        self.execute_alone(unclear).await;
+        self.execute_alone(alone).await;
     }
 
-    /// Executes jobs in one transaction. Returns the jobs to execute apart: one of them is the cause of a failure.
+    /// Executes jobs in one transaction. Returns the jobs to execute alone: one of them is the cause of a failure.
     async fn execute_together(&mut self, mut batch: Vec<WaitingJob>) -> Vec<WaitingJob> {
         loop {
             let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
@@ -170,7 +171,7 @@ impl<S: Server> Worker<S> {
                             return Vec::new();
                         }
                     }
-                    batch = self.unless_waiting(batch);
+                    batch = self.park_blocked(batch);
                     if batch.len() == count {
                         // Another transaction has inserted a row, or has locked a gap between rows: this cannot be read.
                         return batch;
@@ -188,11 +189,11 @@ impl<S: Server> Worker<S> {
 
     /// Executes each job in its own transaction, attempts last. If one finds a lock, those that are left after [`RETRY`] are executed with the
     /// next retry.
-    async fn execute_apart(&mut self, mut batch: Vec<WaitingJob>) {
+    async fn execute_alone(&mut self, mut batch: Vec<WaitingJob>) {
         batch.sort_by_key(WaitingJob::is_attempt);
         let (began, mut has_found_lock, mut later) = (Instant::now(), false, Vec::new());
         for job in batch {
-            for mut job in self.unless_waiting(vec![job]) {
+            for mut job in self.park_blocked(vec![job]) {
                 if has_found_lock && began.elapsed() >= RETRY {
                     later.push(job);
                     continue;
@@ -202,7 +203,7 @@ impl<S: Server> Worker<S> {
                     Err(failure) if failure.kind() == Kind::Locked => {
                         has_found_lock = true;
                         self.failure = outcome.err();
-                        job.is_apart = true;
+                        job.is_alone = true;
                         self.waiting.push_back(job);
                     }
                     _ => job.job.answer(cause(&outcome)),
@@ -220,7 +221,7 @@ impl<S: Server> Worker<S> {
             return false;
         }
         let waiting = Vec::from(std::mem::take(&mut self.waiting));
-        let store_timeout = self.slot.connections().store_timeout;
+        let store_timeout = self.lazy_session.connections().store_timeout;
         let read = self.read_locked(&waiting, self.locked.all()).await;
         let read = read.map(|locked| self.locked.replace(locked));
         let (mut ready, mut claims, most) = (Vec::new(), 0, S::TRANSACTION_LIMIT.claims);
@@ -234,7 +235,7 @@ impl<S: Server> Worker<S> {
             } else if read.is_err() || claims >= most {
                 self.waiting.push_back(job);
             } else {
-                let free = self.unless_waiting(vec![job]);
+                let free = self.park_blocked(vec![job]);
                 claims += free.iter().map(|job| job.job.claims()).sum::<usize>();
                 ready.extend(free);
             }
@@ -271,15 +272,15 @@ impl<S: Server> Worker<S> {
         let mut names: Vec<StoredName> = of_jobs.map(|key| self.prefix.stored(key)).chain(others).collect();
         names.sort_unstable();
         names.dedup();
-        let session = self.slot.session().await?;
+        let session = self.lazy_session.session().await?;
         let connection = session.connection().clone();
         let locked = connection.within_limit(session.locked_names(&names)).await;
-        self.slot.settle(locked)
+        self.lazy_session.settle(locked)
     }
 
-    /// Returns jobs. Those with a locked row, and those that must follow a waiting job, wait. A divisible one fails instead: its caller
-    /// divides it.
-    fn unless_waiting(&mut self, jobs: Vec<WaitingJob>) -> Vec<WaitingJob> {
+    /// Returns the jobs that can be executed. Parks those with a locked row, and those that must follow a parked job. A divisible one fails
+    /// instead: its caller divides it.
+    fn park_blocked(&mut self, jobs: Vec<WaitingJob>) -> Vec<WaitingJob> {
         let mut ready = Vec::new();
         for mut job in jobs {
             let is_locked = |key: &Key| self.locked.contains(&self.prefix.stored(key));
@@ -290,7 +291,7 @@ impl<S: Server> Worker<S> {
                 job.job.answer(Some(&self.locked_row()));
             } else {
                 // Its lock can be read.
-                job.is_apart &= !has_locked;
+                job.is_alone &= !has_locked;
                 self.waiting.push_back(job);
             }
         }
@@ -299,8 +300,9 @@ impl<S: Server> Worker<S> {
 
     /// Returns the failure of a job with a locked row.
     fn locked_row(&self) -> Failure {
-        let unexpected = || Failure::unexpected(self.slot.connections(), "a locked row");
-        self.failure.clone().unwrap_or_else(unexpected)
+        let message = "a row is locked by another transaction";
+        let locked = || Failure::new(self.lazy_session.connections(), Kind::Locked, message.to_owned());
+        self.failure.clone().unwrap_or_else(locked)
     }
 
     /// Executes a job in its own transaction. An attempt waits for a lock only briefly, but is repeated for
@@ -328,7 +330,7 @@ impl<S: Server> Worker<S> {
     }
 
     async fn transact(&mut self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
-        let session = self.slot.session().await?;
+        let session = self.lazy_session.session().await?;
         let mut plan = Plan::new(batch, names, &self.prefix);
         plan.is_brief = is_brief;
         if plan.is_empty() {
@@ -337,7 +339,7 @@ impl<S: Server> Worker<S> {
         let connection = session.connection().clone();
         let transaction = transact(session, &self.prefix, &self.waiters, &plan, batch);
         let outcome = connection.within_limit(transaction).await;
-        let effects = self.slot.settle(outcome)?;
+        let effects = self.lazy_session.settle(outcome)?;
         self.waiters.apply(effects);
         Ok(())
     }

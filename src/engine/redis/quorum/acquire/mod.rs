@@ -14,7 +14,7 @@ use super::node::{Busy, Vote};
 use super::scripts::RAISE;
 use super::votes::{Answer, Count, Votes};
 use super::{Quorum, VOTED};
-use crate::engine::attempt_queue::Ticket;
+use crate::engine::attempt_queue::Permit;
 use crate::engine::redis::error::Failure;
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
@@ -33,8 +33,8 @@ struct UnfinishedRound<'a> {
     claim: &'a Claim,
     round: Arc<Round>,
     answers: Option<Vec<Answer<Vote>>>,
-    /// The attempt's ticket, until a majority has answered.
-    ticket: Option<Ticket>,
+    /// The attempt's permit, until a majority has answered.
+    permit: Option<Permit>,
     is_finished: bool,
 }
 
@@ -46,8 +46,8 @@ impl Drop for UnfinishedRound<'_> {
                 self.round.roll_back_later(index, false);
             }
         }
-        if let Some(ticket) = self.ticket.take() {
-            self.round.keep_ticket(ticket);
+        if let Some(permit) = self.permit.take() {
+            self.round.keep_permit(permit);
         }
         self.claim.copy_sent_marks(&self.round.claim);
     }
@@ -57,13 +57,13 @@ impl Quorum {
     /// Makes one attempt. Dropping the future rolls it back.
     ///
     /// # Behavior
-    /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a ticket: nothing is sent for them,
+    /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a permit: nothing is sent for them,
     /// and dropping one removes it from the queue.
     pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
         let attempt = async {
-            let ticket = self.attempts.ticket(&claim.keys()[0]).await;
-            // Boxed, so that a call that waits for its ticket is small.
-            Box::pin(self.attempt(claim, ticket)).await
+            let permit = self.attempts.permit(&claim.keys()[0]).await;
+            // Boxed, so that a call that waits for its permit is small.
+            Box::pin(self.attempt(claim, permit)).await
         };
         tokio::select! {
             biased;
@@ -72,13 +72,13 @@ impl Quorum {
         }
     }
 
-    async fn attempt(self: &Arc<Self>, claim: &Claim, ticket: Ticket) -> Result<Acquired> {
+    async fn attempt(self: &Arc<Self>, claim: &Claim, permit: Permit) -> Result<Acquired> {
         let limit = self.vote_timeout(claim.ttl);
         let mut unfinished = UnfinishedRound {
             claim,
             round: Round::begin(self, claim),
             answers: None,
-            ticket: Some(ticket),
+            permit: Some(permit),
             is_finished: false,
         };
         let decided = |answers: &[Answer<Vote>]| Some(((), self.grace(answers)?));
@@ -90,14 +90,14 @@ impl Quorum {
             && let Some(fence) = self.agree_on_fence(&unfinished.round, answers, limit).await
         {
             unfinished.is_finished = true;
-            unfinished.ticket = None;
+            unfinished.permit = None;
             unfinished.round.write_record(fence);
             return Ok(Acquired::Granted { fence });
         }
         self.roll_back(&unfinished.round, answers, limit).await;
         unfinished.is_finished = true;
         if is_answered {
-            unfinished.ticket = None;
+            unfinished.permit = None;
         }
         // Busy, if a majority has answered: otherwise the store has failed.
         if votes.yes < votes.majority() && is_answered {

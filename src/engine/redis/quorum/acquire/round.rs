@@ -14,7 +14,7 @@ use super::super::scripts::ACQUIRE;
 use super::super::votes::Votes;
 use super::super::{Quorum, VOTED};
 use super::fast_paths::NodeRequest;
-use crate::engine::attempt_queue::Ticket;
+use crate::engine::attempt_queue::Permit;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::RECORD_KEPT_MS;
 use crate::model::Claim;
@@ -37,7 +37,7 @@ pub(super) struct Round {
     /// For each node, whether its clean-up list has a doubtful entry of this round.
     pub(super) listed: Box<[AtomicBool]>,
     /// Keeps the attempt counted until its last vote is answered or its connection has ended.
-    ticket: OnceLock<Ticket>,
+    permit: OnceLock<Permit>,
     /// The estimate of the nodes' clocks, in µs.
     pub(super) floor: u64,
     /// The requests, node by node.
@@ -58,7 +58,7 @@ impl Round {
             lifetime,
             votes: Votes::new(quorum.nodes.len()),
             listed: quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
-            ticket: OnceLock::new(),
+            permit: OnceLock::new(),
             floor,
             requests: quorum.plan_requests(claim, floor, is_first),
             claim: claim.clone(),
@@ -67,10 +67,10 @@ impl Round {
         round
     }
 
-    /// Keeps the ticket of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
-    pub(super) fn keep_ticket(&self, ticket: Ticket) {
+    /// Keeps the permit of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
+    pub(super) fn keep_permit(&self, permit: Permit) {
         // A round ends once.
-        let _ = self.ticket.set(ticket);
+        let _ = self.permit.set(permit);
     }
 
     /// Returns the call of the script.

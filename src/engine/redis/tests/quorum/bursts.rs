@@ -34,7 +34,7 @@ impl Nodes {
 }
 
 #[tokio::test]
-async fn attempts_dropped_while_they_wait_for_a_ticket_are_never_sent() {
+async fn attempts_dropped_while_they_wait_for_a_permit_are_never_sent() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.with_node_timeout(Duration::from_secs(5)).await;
     nodes.load_scripts(&ours).await;
@@ -57,7 +57,7 @@ async fn attempts_dropped_while_they_wait_for_a_ticket_are_never_sent() {
 }
 
 #[tokio::test]
-async fn renewals_and_releases_do_not_wait_for_a_ticket() {
+async fn renewals_and_releases_do_not_wait_for_a_permit() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.with_node_timeout(Duration::from_secs(20)).await;
     nodes.load_scripts(&ours).await;
@@ -70,7 +70,7 @@ async fn renewals_and_releases_do_not_wait_for_a_ticket() {
     (1..3).for_each(|node| nodes.suspend(node));
     let some = tokio::time::timeout(STALL, calls.next()).await;
     assert!(some.is_err(), "there is no majority");
-    // The attempts keep their tickets: they are not polled.
+    // The attempts keep their permits: they are not polled.
     (1..3).for_each(|node| nodes.resume(node));
     assert_eq!(renew(&ours, &kept).await.unwrap(), Renewed::Extended);
     release(&ours, &freed).await;
@@ -96,7 +96,7 @@ async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
     let new = claim("new");
     let mut call = ours.try_acquire(&new);
     assert!(futures_util::poll!(&mut call).is_pending());
-    assert!(!new.was_sent(), "every ticket is in use");
+    assert!(!new.was_sent(), "every permit is in use");
     (1..3).for_each(|node| nodes.resume(node));
     let mut before = 0;
     let answer = loop {
@@ -111,7 +111,7 @@ async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
 }
 
 #[tokio::test]
-async fn a_call_that_waits_for_a_ticket_is_small() {
+async fn a_call_that_waits_for_a_permit_is_small() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     let waits = claim("waits");

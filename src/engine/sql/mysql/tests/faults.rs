@@ -1,4 +1,4 @@
-//! Broken connections, locked tables, a read-only server, and a process that is stopped in a transaction.
+//! Broken connections, locked tables, and a process that is stopped in a transaction.
 
 use futures_util::future::join_all;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::engine::sql::mysql::STATEMENT_BATCH;
 use crate::engine::sql::mysql::transaction::begin;
 
-/// An engine whose calls have an answer within this time.
+/// Returns settings with a store timeout of 700 ms.
 fn brief() -> Settings {
     Settings {
         store_timeout: Duration::from_millis(700),

@@ -66,7 +66,7 @@ async fn release_all(session: &mut MysqlSession, claims: &[&Claim]) -> HashMap<S
     let released = session.single("p", &calls).await.released.unwrap();
     let names = released.into_iter();
     names
-        .map(|(name, freed)| (String::from_utf8(name).unwrap(), freed.is_live))
+        .map(|(name, answer)| (String::from_utf8(name).unwrap(), answer.is_live))
         .collect()
 }
 
@@ -233,15 +233,15 @@ async fn a_release_has_the_same_answer_in_each_mode() {
             continue;
         };
         database.execute("DELETE FROM locks").await;
-        let names = ["live", "freed", "granted", "expired", "queued", "last"];
+        let names = ["live", "released", "granted", "expired", "queued", "last"];
         let claims = names.map(|name| claim(&[name]));
         let claims: Vec<&Claim> = claims.iter().collect();
         assert_eq!(attempt(&mut session, &claims).await.fences.len(), 6, "{mode:?}");
         let never = claim(&["never"]);
         database
             .execute(
-                "UPDATE locks SET expires_at = 1 WHERE name IN ('freed', 'granted', 'expired'); \
-                 UPDATE locks SET owner = NULL WHERE name = 'freed'; \
+                "UPDATE locks SET expires_at = 1 WHERE name IN ('released', 'granted', 'expired'); \
+                 UPDATE locks SET owner = NULL WHERE name = 'released'; \
                  UPDATE locks SET queued = 1 WHERE name = 'queued'",
             )
             .await;

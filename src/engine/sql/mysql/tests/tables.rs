@@ -1,4 +1,4 @@
-//! Tables, rights, and what stays in the tables.
+//! Tables, privileges, and what stays in the tables.
 
 use futures_util::future::join_all;
 
@@ -22,7 +22,7 @@ async fn many_processes_create_the_tables_at_once() {
 }
 
 #[tokio::test]
-async fn a_user_with_the_documented_rights_is_enough() {
+async fn a_user_with_the_documented_privileges_is_enough() {
     let Some(mut database) = Database::create().await else {
         return;
     };
@@ -31,7 +31,7 @@ async fn a_user_with_the_documented_rights_is_enough() {
         table: format!("{name}.locks"),
         ..Settings::default()
     };
-    // The first connect needs the right to create.
+    // The first connect needs the privilege to create.
     let owner = database.engine_with(settings()).await;
     let user = format!("r{}", &name[1..24]);
     database
@@ -42,7 +42,7 @@ async fn a_user_with_the_documented_rights_is_enough() {
         ))
         .await;
     let url = database.url.replace(&database.user, &user);
-    // It has the rights of the tables only, and names no database.
+    // It has privileges on the tables only, and names no database.
     let (server, _) = url.rsplit_once('/').unwrap();
     let engine = open(server, &settings()).await;
     let (holder, waiter) = (claim(&["n", "m"]), waiting(&["n"]));
@@ -100,7 +100,7 @@ async fn another_storage_engine_is_refused_with_its_name() {
     database.execute("ALTER TABLE locks_waiters ENGINE = MEMORY").await;
     let message = refused(&database.url, &Settings::default()).await;
     assert!(
-        message.contains("locks_waiters has the storage engine MEMORY: it must be InnoDB"),
+        message.contains("locks_waiters has the storage engine MEMORY instead of InnoDB: ALTER TABLE locks_waiters"),
         "{message}"
     );
 }

@@ -14,7 +14,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-pub(super) use self::target::{Address, Target};
+pub(super) use self::target::{ServerConfig, Target};
 
 /// A parsed `postgres://` URL.
 #[derive(Clone)]
@@ -68,9 +68,10 @@ impl PostgresConfig {
             table: match &target.schema {
                 Some(schema) if !settings.table.contains('.') => {
                     let _ = checked_table(&settings.table)?;
-                    let rule = "must have a schema of 1 to 51 letters, digits and underscores";
+                    let rule =
+                        "must have a `schema` of 1 to 51 letters, digits and underscores, not starting with a digit";
                     checked_table(&format!("{schema}.{}", settings.table))
-                        .map_err(|_| LockError::invalid("target", rule, "another one"))?
+                        .map_err(|_| LockError::invalid("target", rule, "another schema"))?
                 }
                 _ => checked_table(&settings.table)?,
             },

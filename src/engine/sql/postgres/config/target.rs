@@ -16,12 +16,13 @@ const RULE: &str = "must be postgres://[user[:password]@]host[:port][,host[:port
                     percent-encoded";
 const MODES: &str = "must be disable, allow, prefer, require, verify-ca or verify-full";
 const DEFAULT_PORT: u16 = 5432;
+const FILE_OPTIONS: [&str; 3] = ["sslrootcert", "sslcert", "sslkey"];
 
 /// The servers of a URL.
 #[derive(Clone)]
 pub(in crate::engine::sql::postgres) struct Target {
     /// At least one, in the order of the URL.
-    pub servers: Vec<Address>,
+    pub servers: Vec<ServerConfig>,
     pub tls: TlsFiles,
     pub verified: Verified,
     /// Whether there is a pooler. `None`: the URL does not say.
@@ -32,14 +33,14 @@ pub(in crate::engine::sql::postgres) struct Target {
 
 /// One server.
 #[derive(Clone)]
-pub(in crate::engine::sql::postgres) struct Address {
-    pub driver: Config,
+pub(in crate::engine::sql::postgres) struct ServerConfig {
+    pub driver_config: Config,
     /// The host of the URL, or the folder of the socket.
     pub host: String,
     pub port: u16,
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
@@ -47,9 +48,10 @@ impl fmt::Display for Address {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let servers: Vec<String> = self.servers.iter().map(Address::to_string).collect();
+        let servers: Vec<String> = self.servers.iter().map(ServerConfig::to_string).collect();
         f.write_str(&servers.join(","))?;
-        match self.servers.first().and_then(|server| server.driver.get_dbname()) {
+        let first = self.servers.first();
+        match first.and_then(|server| server.driver_config.get_dbname()) {
             Some(database) => write!(f, "/{database}"),
             None => Ok(()),
         }
@@ -59,14 +61,14 @@ impl fmt::Display for Target {
 /// A host of a URL, and its port, if the URL has it.
 type Named = (String, Option<u16>);
 
-/// The options of a URL that the driver does not know, or not by itself.
+/// The options that holdfast handles, and the rest for the driver.
 #[derive(Default)]
 struct Options {
     is_pooled: Option<bool>,
-    /// They replace the hosts before the options.
+    /// They replace the hosts in front of the `?`.
     hosts: Vec<String>,
     ssl_mode: Option<String>,
-    /// `sslrootcert`, `sslcert`, `sslkey`.
+    /// The values of [`FILE_OPTIONS`].
     files: [Option<String>; 3],
     schema: Option<String>,
     /// The options of the driver.
@@ -81,9 +83,8 @@ impl Options {
             match (name.as_str(), value.as_str()) {
                 ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = Some(true),
                 ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = Some(false),
-                ("pooler" | "pgbouncer", _) => {
-                    return Err("a URL with a value of pooler other than transaction and none");
-                }
+                ("pooler", _) => return Err("a URL with a value of pooler other than transaction and none"),
+                ("pgbouncer", _) => return Err("a URL with a value of pgbouncer other than true and false"),
                 ("schema", schema) => options.schema = Some(schema.to_owned()),
                 (name, _) if POOL_OPTIONS.contains(&name) => {}
                 ("host", hosts) => options.hosts = hosts.split(',').map(str::to_owned).collect(),
@@ -158,7 +159,8 @@ impl Target {
             parsed_ports(ports)?.into_iter().for_each(|port| _ = all.port(port));
         }
         // The login of the main URL may be from the environment.
-        let main = main.and_then(|main| main.servers.first()).map(|server| &server.driver);
+        let main = main.and_then(|main| main.servers.first());
+        let main = main.map(|server| &server.driver_config);
         let text = |of_main: Option<&str>, name: &str| of_main.map(str::to_owned).or_else(|| variable(name).cloned());
         if all.get_user().is_none_or(str::is_empty)
             && let Some(user) = text(main.and_then(Config::get_user), "PGUSER")
@@ -206,7 +208,7 @@ impl Target {
 
 /// Returns the servers, each with a configuration of its own. `all`: what they have in common, their addresses, and the ports of
 /// hosts without one.
-fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<Address>, &'static str> {
+fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<ServerConfig>, &'static str> {
     let (addresses, ports) = (all.get_hostaddrs(), all.get_ports());
     let count = named.len().max(addresses.len());
     let is_of_each = |len: usize| len == 0 || len == count;
@@ -217,10 +219,10 @@ fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<Address>,
         return Err("a URL with an invalid host");
     }
     let server = |index: usize| {
-        let mut driver = Config::new();
+        let mut driver_config = Config::new();
         let (host, port) = match named.get(index) {
             Some((host, port)) => {
-                driver.host(host);
+                driver_config.host(host);
                 (host.clone(), *port)
             }
             None => (addresses.get(index).map(ToString::to_string).unwrap_or_default(), None),
@@ -230,33 +232,37 @@ fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<Address>,
             .unwrap_or(DEFAULT_PORT);
         // There is no TLS on the socket of a folder.
         let mode = if host.starts_with('/') { SslMode::Disable } else { mode };
-        driver.port(port).ssl_mode(mode);
+        driver_config.port(port).ssl_mode(mode);
         if let Some(address) = addresses.get(index) {
-            driver.hostaddr(*address);
+            driver_config.hostaddr(*address);
         }
         if let Some(user) = all.get_user() {
-            driver.user(user);
+            driver_config.user(user);
         }
         if let Some(database) = all.get_dbname() {
-            driver.dbname(database);
+            driver_config.dbname(database);
         }
         if let Some(options) = all.get_options() {
-            driver.options(options);
+            driver_config.options(options);
         }
         if let Some(name) = all.get_application_name() {
-            driver.application_name(name);
+            driver_config.application_name(name);
         }
         if let Some(password) = all.get_password() {
-            driver.password(password);
+            driver_config.password(password);
         }
-        driver
+        driver_config
             .ssl_negotiation(all.get_ssl_negotiation())
             .channel_binding(all.get_channel_binding())
             .keepalives(all.get_keepalives());
         if count > 1 {
-            driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
+            driver_config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
-        Address { driver, host, port }
+        ServerConfig {
+            driver_config,
+            host,
+            port,
+        }
     };
     Ok((0..count).map(server).collect())
 }
@@ -304,8 +310,8 @@ fn decoded(text: &str) -> (String, String) {
     (name.into_owned(), value.into_owned())
 }
 
-/// Returns the TLS settings with the files of the URL and of the environment, and the sources of these files: the setting in the
-/// place of which they are, and their name. A setting replaces the URL, and the URL the environment.
+/// Returns the TLS settings, completed with files of the URL and the environment (a setting wins over the URL, the URL over the
+/// environment). Also returns, for each file, the setting that it replaces and the option or variable that named it.
 fn tls_files(options: &Options, settings: &Settings) -> (TlsFiles, Vec<(&'static str, &'static str)>) {
     let mut tls = settings.tls.clone();
     let mut sources = Vec::new();
@@ -357,8 +363,13 @@ fn ssl_mode(argument: &str, options: &Options, settings: &Settings) -> Result<(S
         (Some("allow" | "prefer"), _) => Ok((SslMode::Prefer, Verified::Full)),
         (Some("disable"), false) => Ok((SslMode::Disable, Verified::Full)),
         (Some("disable"), true) => {
-            let rule = "contradicts the target";
-            Err(LockError::invalid("tls", rule, "sslmode=disable in the URL"))
+            let mut files = FILE_OPTIONS.into_iter().zip(&options.files);
+            let option = match files.find(|(_, file)| file.is_some()) {
+                Some((option, _)) if settings.tls == TlsFiles::default() => option,
+                _ => "tls",
+            };
+            let rule = "must be absent, or sslmode=disable removed from the URL";
+            Err(LockError::invalid(option, rule, "both"))
         }
         (Some(_), _) if of_url => Err(LockError::invalid(
             argument,

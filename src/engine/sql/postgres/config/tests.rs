@@ -23,8 +23,8 @@ fn parsed(url: &str) -> PostgresConfig {
     with(url, &[]).unwrap()
 }
 
-fn driver(config: &PostgresConfig) -> &Config {
-    &config.target.servers[0].driver
+fn driver_config(config: &PostgresConfig) -> &Config {
+    &config.target.servers[0].driver_config
 }
 
 #[test]
@@ -34,19 +34,21 @@ fn a_url_is_parsed() {
         (config.server.as_str(), config.target.is_pooled),
         ("h:6543/app", Some(true))
     );
-    assert_eq!(driver(&config).get_password(), Some(&b"s@cret"[..]));
-    assert_eq!(driver(&config).get_application_name(), Some("jobs"));
+    assert_eq!(driver_config(&config).get_password(), Some(&b"s@cret"[..]));
+    assert_eq!(driver_config(&config).get_application_name(), Some("jobs"));
     assert!(!format!("{config:?}").contains("cret"));
-    assert_eq!(driver(&config).get_target_session_attrs(), TargetSessionAttrs::Any);
+    let attrs = driver_config(&config).get_target_session_attrs();
+    assert_eq!(attrs, TargetSessionAttrs::Any);
     let two = parsed("postgresql://u@a,b:5433/app");
     assert_eq!(two.server, "a:5432,b:5433/app");
     for server in &two.target.servers {
-        assert_eq!(server.driver.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
-        assert_eq!(server.driver.get_hosts().len(), 1);
+        let attrs = server.driver_config.get_target_session_attrs();
+        assert_eq!(attrs, TargetSessionAttrs::ReadWrite);
+        assert_eq!(server.driver_config.get_hosts().len(), 1);
     }
     let named = parsed("postgres://db.example/app?hostaddr=127.0.0.1&target_session_attrs=primary");
-    assert_eq!(driver(&named).get_hosts(), [Host::Tcp("db.example".into())]);
-    assert_eq!(driver(&named).get_hostaddrs().len(), 1);
+    assert_eq!(driver_config(&named).get_hosts(), [Host::Tcp("db.example".into())]);
+    assert_eq!(driver_config(&named).get_hostaddrs().len(), 1);
 }
 
 #[test]
@@ -60,17 +62,17 @@ fn the_environment_has_what_the_url_leaves_out() {
     ];
     let config = with("postgres://", &all).unwrap();
     assert_eq!(config.server, "h1:6000,h2:6001/app");
-    let server = driver(&config);
+    let server = driver_config(&config);
     assert_eq!(
         (server.get_user(), server.get_password()),
         (Some("me"), Some(&b"secret"[..]))
     );
     let config = with("postgres://:own@h:1", &all).unwrap();
-    assert_eq!(driver(&config).get_user(), Some("me"));
+    assert_eq!(driver_config(&config).get_user(), Some("me"));
     // The URL is first.
     let config = with("postgres://you:own@[::1],h:7000/db", &all).unwrap();
     assert_eq!(config.server, "::1:6000,h:7000/db");
-    let server = driver(&config);
+    let server = driver_config(&config);
     assert_eq!(
         (server.get_user(), server.get_password()),
         (Some("you"), Some(&b"own"[..]))
@@ -104,7 +106,7 @@ fn tls_is_verified() {
         ("", "verify-ca", require, Verified::Authority),
     ] {
         let config = with(&format!("postgres://h/app{query}"), &[("PGSSLMODE", variable)]).unwrap();
-        let found = (driver(&config).get_ssl_mode(), config.target.verified);
+        let found = (driver_config(&config).get_ssl_mode(), config.target.verified);
         assert_eq!(found, (mode, verified), "{query} {variable}");
     }
     let mut settings = Settings {
@@ -116,9 +118,12 @@ fn tls_is_verified() {
     };
     settings.environment.insert("PGSSLMODE".into(), "disable".into());
     let config = PostgresConfig::parse("postgres://h/app", &settings).unwrap();
-    assert_eq!(driver(&config).get_ssl_mode(), require, "a setting is about TLS");
+    let mode = driver_config(&config).get_ssl_mode();
+    assert_eq!(mode, require, "a setting is about TLS");
     let error = PostgresConfig::parse("postgres://h/app?sslmode=disable", &settings).unwrap_err();
     assert!(error.message.starts_with("tls "), "{}", error.message);
+    let error = with("postgres://h/app?sslmode=disable&sslkey=none", &[]).unwrap_err();
+    assert!(error.message.starts_with("sslkey "), "{}", error.message);
     settings.tls.server_name = Some("h".into());
     let error = PostgresConfig::parse("postgres://h/app", &settings).unwrap_err();
     assert!(error.message.starts_with("tls.servername "), "{}", error.message);
@@ -157,7 +162,7 @@ fn the_listening_connection_has_the_login_of_the_url() {
         PostgresConfig::parse("postgres://u:p@pooler:6432/app?pooler=transaction", &settings)
     };
     let listen = listening("postgres://db:5432").unwrap().listen.unwrap();
-    let server = &listen.servers[0].driver;
+    let server = &listen.servers[0].driver_config;
     assert_eq!(listen.to_string(), "db:5432/app");
     assert_eq!((server.get_user(), server.get_password()), (Some("u"), Some(&b"p"[..])));
     for url in ["postgres://", "redis://h", "postgres://db?pooler=transaction"] {
@@ -190,6 +195,7 @@ fn an_invalid_url_is_rejected_without_its_text() {
         "postgres://u:p@secret@h/app",
         "postgres://u:secret@h/app?sslmode=secret",
         "postgres://u:secret@h/app?pooler=secret",
+        "postgres://u:secret@h/app?pgbouncer=secret",
         "postgres://u:secret@h,i/app?target_session_attrs=read-only",
     ] {
         let message = with(url, &[]).unwrap_err().message;

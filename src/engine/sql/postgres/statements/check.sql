@@ -1,4 +1,4 @@
--- Reads what the waiters of names wait for, without a lock.
+-- Reads the lease and the queue of each name, without a lock.
 --
 -- $1 names   $2 process   $3 maximum number of live waiters that are read
 -- → name, now, remaining time of the lease (NULL: free), its owner, whether the name has a live waiter, the number of waiters of other processes

@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use super::super::session::Values;
 use super::super::statements::Sql;
 use super::*;
-use crate::engine::sql::server::slot::{self, open_first};
+use crate::engine::sql::server::lazy_session::{self, open_first};
 
 /// Tests that drop a reply count the packets, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -40,7 +40,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     let server = PostgresServer::new(config);
     let first = open_first(&server).await.unwrap();
     assert_eq!(first.prepared(), server.statements.all().len());
-    let second = slot::open(&server).await.unwrap();
+    let second = lazy_session::open(&server).await.unwrap();
     assert_eq!(second.prepared(), 0);
     let names: &[&[u8]] = &[b"n"];
     let values: &Values<'_> = &[&names, &"", &1_i64];
@@ -55,7 +55,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     // Without its tables a new connection checks and creates all of them.
     database.execute("DROP TABLE locks, locks_waiters").await;
     assert!(second.query(Sql::Check, values).await.is_err());
-    let third = slot::open(&server).await.unwrap();
+    let third = lazy_session::open(&server).await.unwrap();
     assert_eq!(third.query(Sql::Check, values).await.unwrap().len(), 1);
 }
 

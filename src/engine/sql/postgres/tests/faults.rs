@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 use crate::engine::sql::server::Server;
 use crate::engine::sql::server::error::Kind;
-use crate::engine::sql::server::slot::open_first;
+use crate::engine::sql::server::lazy_session::open_first;
 
 /// Forwards connections to a server, but forwards nothing more of the first one that listens. Returns the port.
 async fn proxy_without_first_listen(server: u16) -> u16 {
@@ -37,7 +37,7 @@ async fn proxy_without_first_listen(server: u16) -> u16 {
     port
 }
 
-/// An engine whose calls have an answer within this time.
+/// Returns settings with a store timeout of 700 ms.
 fn brief() -> Settings {
     Settings {
         store_timeout: Duration::from_millis(700),
@@ -350,7 +350,7 @@ async fn a_dropped_attempt_is_never_executed_later() {
 
 /// Another program refers to the row of a lease by a foreign key, which locks it `FOR KEY SHARE`.
 #[tokio::test]
-async fn a_foreign_key_frees_no_name() {
+async fn a_foreign_key_releases_no_name() {
     let Some(database) = Database::create().await else {
         return;
     };

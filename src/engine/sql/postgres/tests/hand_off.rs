@@ -109,7 +109,7 @@ async fn a_hand_off_whose_message_is_lost_or_late_is_confirmed() {
         let mut subscription = enqueue(&database, &theirs, &next, 1).await;
         match is_lost {
             true => theirs.waiters.close(),
-            // No message fits.
+            // A clock reading that no grant can be compared with.
             false => theirs.waiters.read_clock(crate::clock::Moment::now() + LONG, 0),
         }
         assert_eq!(release(&ours, &holder).await, Released::Freed);
@@ -197,7 +197,7 @@ async fn a_waiter_behind_a_pooler_finds_its_grant_when_it_polls() {
 async fn released_in_one(client: &Client, engine: &PostgresEngine, holder: &Claim, process: &str) -> Vec<Row> {
     let text = engine.server.statements.get(Sql::HandOff).text(true);
     let (names, owners) = (vec![&b"n"[..]], vec![holder.owner.as_str()]);
-    // A lock that it would pass over delays it after its snapshot.
+    // Without SKIP LOCKED, a row lock delays the statement after its snapshot.
     let statement = client.prepare(&text.replace("SKIP LOCKED", "")).await.unwrap();
     let values: &Values<'_> = &[&names, &owners, &process, &2000_i64];
     client.query(&statement, values).await.unwrap()

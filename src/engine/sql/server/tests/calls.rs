@@ -260,8 +260,8 @@ pub(in crate::engine::sql) async fn claims_are_released_beside_one_with_a_locked
     releasing.await.unwrap();
 }
 
-/// The leases before two waiters have ended, and the row of one is locked. The other name is handed off, and calls for other names are
-/// answered.
+/// The leases that two waiters wait for have ended, and the row of one is locked. The other name is handed off, and calls for other names
+/// are answered.
 pub(in crate::engine::sql) async fn a_locked_row_before_a_waiter_delays_no_other_call_for_long<D: TestDatabase>(
     database: &mut D,
 ) {

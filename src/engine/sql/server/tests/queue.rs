@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::Session;
-use super::super::slot::open;
+use super::super::lazy_session::open;
 use super::*;
 
 /// A check reads how long the lease has lasted, and how many waiters of other processes are ahead of those of this one.

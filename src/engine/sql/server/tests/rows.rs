@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::super::Session;
+use super::super::lazy_session::open;
 use super::super::single_calls::{SingleCalls, answer_reads};
-use super::super::slot::open;
 use super::super::transaction::{Plan, Prefix};
 use super::super::upkeep::{SWEEP_LIMIT, Swept};
 use super::*;

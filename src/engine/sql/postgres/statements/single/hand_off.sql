@@ -3,8 +3,8 @@
 -- changed), a first waiter that needs a reservation or that may expire before the hand-off ends, and a hand-off of less than $4.
 --
 -- $1 names   $2 owners   $3 process   $4 how long a hand-off lasts, in milliseconds
--- → name, whether its lease had not expired, whether it was handed off, the waiter of the process that has it now; its fencing token, the
---   time of the hand-off and its end in microseconds
+-- → name, whether its lease had not expired, whether it was handed off, the owner token of the new holder if it is a waiter of $3, else
+--   NULL; its fencing token, the time of the hand-off and its end in microseconds
 --
 -- With synchronous standbys a waiter of another process makes an attempt, as in notify.sql. Without a hand-off the commit does not wait for the disk, as in release.sql.
 WITH clock AS MATERIALIZED (

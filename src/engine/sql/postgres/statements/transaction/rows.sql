@@ -1,8 +1,8 @@
 -- Reads the rows of names after they were locked. Returns at least one row.
 --
 -- A row that was not created, and did not exist when the rows were locked, may exist now: it is locked, or left out if another
--- transaction has locked it. The names of such rows count as free without a row. The lock is that of lock.sql: a stronger one would leave out
--- rows that another transaction has locked FOR KEY SHARE, as for a foreign key.
+-- transaction has locked it. A name without a row in the answer counts as free. The lock is that of lock.sql: a stronger one would leave
+-- out rows that another transaction has locked FOR KEY SHARE, as for a foreign key.
 --
 -- $1 names
 -- → now, name (NULL: none of the names has a row), owner, end of the lease, fence
