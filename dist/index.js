@@ -1358,7 +1358,7 @@ function connectionOf(target, second, isPresent) {
         options = fields('options', second, CONNECT) ?? {};
     }
     const tls = fields('tls', options['tls'], TLS);
-    const located = withUserOf(serverOf(options, urls, tls !== undefined) ?? urlsOf(urls), options);
+    const located = separateUser(serverOf(options, urls, tls !== undefined) ?? urlsOf(urls), options);
     const { login, credentials } = loginOf({ ...options, ...located.login });
     const config = { urls: located.urls.map(login), defaults: {}, events: false };
     if (config.urls.length === 0) {
@@ -1488,8 +1488,11 @@ function serverOf(options, urls, secure) {
     const path = database === undefined ? 0 : wholeNumber('database', database, 0, 999_999_999, ONLY_REDIS);
     return [`redis${secure ? 's' : ''}://${address}:${number}/${path}`];
 }
-/** Returns the URLs. If all have the same user and no password, and the options have only a password: without this user, and with it as `login`. */
-function withUserOf(urls, options) {
+/**
+ * Moves the user of the URLs into `login`, if all URLs have the same user and no password, and the options have a password and no user
+ * name. Otherwise returns the URLs unchanged.
+ */
+function separateUser(urls, options) {
     if (options['password'] === undefined || options['username'] !== undefined)
         return { urls };
     const parts = urls.map((url) => /^([\w+]+:\/\/)([^:/?#@]+)@([^@]*)$/.exec(url));
