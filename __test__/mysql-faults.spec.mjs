@@ -43,8 +43,8 @@ faults('mysql', {
       assert.equal(await both.release(), true)
     })
 
-    test('a user that can have one connection: calls of all kinds at the same time', async () => {
-      await shareOneConnection(await connect({}, await userWith('MAX_USER_CONNECTIONS 1')))
+    test('a user that can have one connection: calls that need no transaction, at the same time', async () => {
+      await shareOneConnection(await connect({ storeTimeoutMs: 5000 }, await userWith('MAX_USER_CONNECTIONS 1')))
     })
 
     test('max_connections of the server: retryable errors, and calls again when there is a free connection', async () => {

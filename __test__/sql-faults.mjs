@@ -50,7 +50,7 @@ export const grantAfter = async (counts, at) => {
 }
 
 /**
- * Makes calls of all kinds at the same time, and checks that a service succeeds whose server grants it one connection.
+ * Makes calls that need no transaction at the same time, and checks that a service succeeds whose server grants it one connection.
  *
  * @param {LockService} locks
  */

@@ -368,14 +368,6 @@ impl Receiver {
         true
     }
 
-    /// Returns the first of these parts that has jobs. Without jobs returns them all.
-    pub(super) fn first_of(&self, parts: [bool; 3]) -> [bool; 3] {
-        let has_attempts = !(self.attempts.is_empty() && self.waiting.is_empty());
-        let has_jobs = [!self.changes.is_empty(), !self.reads.is_empty(), has_attempts];
-        let first = (0..parts.len()).find(|part| parts[*part] && has_jobs[*part]);
-        first.map_or(parts, |first| std::array::from_fn(|part| part == first))
-    }
-
     /// Removes the next job of a part.
     fn next_of(&mut self, part: usize) -> Option<Job> {
         match part {
@@ -397,3 +389,5 @@ impl Receiver {
 
 #[cfg(test)]
 mod tests;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod turns;

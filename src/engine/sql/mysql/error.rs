@@ -127,26 +127,13 @@ fn kind_of_number(number: u16) -> Kind {
         // row.
         1213 | 1020 | 1062 | 3101 => Kind::Conflict,
         1146 => Kind::NoTable,
-        // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready.
-        1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 => Kind::Broken,
+        // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready; ProxySQL.
+        1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 | 9001..=9999 => {
+            Kind::Broken
+        }
         // Too many connections, transactions or locks, a limit of the user, a full disk, no memory, a commit that failed, a
-        // statement that took too long; ProxySQL reaches no server.
-        9001..=9999
-        | 1040
-        | 1203
-        | 1226
-        | 1021
-        | 1030
-        | 1037
-        | 1038
-        | 1041
-        | 1114
-        | 1135
-        | 1180
-        | 1206
-        | 1637
-        | 1969
-        | 3024
+        // statement that took too long.
+        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1180 | 1206 | 1637 | 1969 | 3024
         | 3100 => Kind::Refused,
         _ => Kind::Permanent,
     }
@@ -203,8 +190,8 @@ mod tests {
         for (kind, numbers) in [
             (Kind::Locked, &[1205][..]),
             (Kind::Conflict, &[1213]),
-            (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013]),
-            (Kind::Refused, &[1040, 1114, 9001]),
+            (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013, 9001]),
+            (Kind::Refused, &[1040, 1114]),
             (Kind::Cancelled, &[1317]),
             (Kind::NoTable, &[1146]),
             (Kind::Permanent, &[1044, 1045, 1049, 1054, 1142]),

@@ -326,19 +326,15 @@ impl PostgresSession {
         }
     }
 
-    /// From time to time lets the server plan the prepared statements again, in the background. The plans of a table with a few rows read
-    /// all of them. The server replaces such a plan only after its next analysis of the table, which may have many rows by then.
-    fn discard_old_plans(&self) {
-        let mut planned_at = self.planned_at.lock();
-        if planned_at.elapsed() < PLAN_AGE || self.server.is_pooled() {
-            return;
+    /// From time to time lets the server plan the prepared statements again. The plans of a table with a few rows read all of them. The
+    /// server replaces such a plan only after its next analysis of the table, which may have many rows by then.
+    async fn discard_old_plans(&self) {
+        let is_due = self.planned_at.lock().elapsed() >= PLAN_AGE && !self.server.is_pooled();
+        if is_due {
+            *self.planned_at.lock() = Instant::now();
+            let _pending = self.replies.expect();
+            let _ = self.client.batch_execute("DISCARD PLANS").await;
         }
-        *planned_at = Instant::now();
-        let (client, pending) = (self.client.clone(), self.replies.expect());
-        tokio::spawn(FutureExt::boxed(async move {
-            let _pending = pending;
-            let _ = client.batch_execute("DISCARD PLANS").await;
-        }));
     }
 
     /// Returns the text of a statement for this session.
@@ -358,9 +354,13 @@ impl PostgresSession {
 
     /// Executes statements outside of transactions, or the last ones of one, as [`PostgresSession::in_one_packet`] does.
     pub(super) async fn packet<T>(&self, statements: impl Future<Output = T>) -> T {
-        let outcome = self.in_one_packet(statements).await;
+        let (mut discard, mut statements) = (pin!(self.discard_old_plans().fuse()), pin!(statements));
+        let all = poll_fn(|context| {
+            let _ = discard.as_mut().poll(context);
+            statements.as_mut().poll(context)
+        });
+        let outcome = self.in_one_packet(all).await;
         self.prepare_for_next();
-        self.discard_old_plans();
         outcome
     }
 

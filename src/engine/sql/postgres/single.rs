@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use tokio_postgres::Row;
 
 use super::session::{PostgresSession, Values};
@@ -161,9 +161,10 @@ async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)],
     session.query(Sql::Acquire, values).await
 }
 
-/// Reads pages of leases, whose statements are pipelined.
+/// Reads pages of leases, whose statements are pipelined. Waits for all of them, so that the connection is free afterwards.
 async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
-    try_join_all(pages.iter().map(|page| read_page(session, page))).await
+    let read = join_all(pages.iter().map(|page| read_page(session, page))).await;
+    read.into_iter().collect()
 }
 
 /// Reads the leases of a page, sorted by name.

@@ -22,6 +22,8 @@ pub(super) struct LazySession<S: Server> {
     session: Option<S::Session>,
     /// The last failure to connect.
     failed: Option<(Instant, Failure)>,
+    /// Whether it was open when its task began.
+    was_open: bool,
 }
 
 /// Opens a connection within the store timeout, without its set-up.
@@ -60,17 +62,18 @@ impl<S: Server> LazySession<S> {
             server,
             session,
             failed: None,
+            was_open: false,
         }
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    fn is_open(&self) -> bool {
         self.session.is_some()
     }
 
-    /// Whether it could not be opened a moment ago: the server has no free connection, for example.
-    pub(super) fn has_failed(&self) -> bool {
-        let is_recent = |(at, _): &(Instant, Failure)| at.elapsed() < TURNS;
-        !self.is_open() && self.failed.as_ref().is_some_and(is_recent)
+    /// Returns the end of the time after a failed attempt to open it: the server has no free connection, for example.
+    fn turns_end(&self) -> Option<Instant> {
+        let failed = self.failed.as_ref().filter(|_| !self.is_open());
+        failed.map(|(at, _)| *at + TURNS)
     }
 
     pub(super) fn connections(&self) -> &Connections {
@@ -119,31 +122,67 @@ impl<S: Server> LazySession<S> {
 }
 
 /// The connections without a task. The last one is used next.
-pub(super) struct IdleSessions<S: Server>(Vec<LazySession<S>>);
+pub(super) struct IdleSessions<S: Server> {
+    sessions: Vec<LazySession<S>>,
+    /// The number of connections with a task that were open when it began.
+    open_in_use: usize,
+    /// The part of the queue that is executed next if it has jobs.
+    turn: usize,
+}
 
 impl<S: Server> IdleSessions<S> {
     pub(super) fn new(first: LazySession<S>) -> Self {
-        IdleSessions(vec![first])
+        IdleSessions {
+            sessions: vec![first],
+            open_in_use: 0,
+            turn: 0,
+        }
     }
 
-    /// Adds a connection. Those that are open are used first.
-    pub(super) fn keep(&mut self, lazy: LazySession<S>) {
-        let position = if lazy.is_open() { self.0.len() } else { 0 };
-        self.0.insert(position, lazy);
+    /// Adds a connection whose task has ended. Those that are open are used first.
+    pub(super) fn keep(&mut self, mut lazy: LazySession<S>) {
+        self.open_in_use -= usize::from(std::mem::take(&mut lazy.was_open));
+        let position = if lazy.is_open() { self.sessions.len() } else { 0 };
+        self.sessions.insert(position, lazy);
     }
 
-    /// Removes a connection, or creates one.
+    /// Removes a connection for a task, or creates one.
     pub(super) fn take(&mut self, server: &Arc<S>) -> LazySession<S> {
-        self.0.pop().unwrap_or_else(|| LazySession::new(server.clone(), None))
+        let new = || LazySession::new(server.clone(), None);
+        let mut lazy = self.sessions.pop().unwrap_or_else(new);
+        lazy.was_open = lazy.is_open();
+        self.open_in_use += usize::from(lazy.was_open);
+        lazy
     }
 
     /// Returns those of the parts of a queue that can be executed now. `free`: those without a task.
-    pub(super) fn executable(&self, free: [bool; 3], jobs: &Receiver) -> [bool; 3] {
-        let is_any_open = self.0.last().is_some_and(LazySession::is_open);
-        if !self.0.iter().any(LazySession::has_failed) || (!is_any_open && free == [true; 3]) {
+    pub(super) fn executable(&mut self, free: [bool; 3], jobs: &Receiver) -> [bool; 3] {
+        if self.turns_end().is_none() {
             return free;
         }
-        // The connections that are open take turns.
-        if is_any_open { jobs.first_of(free) } else { [false; 3] }
+        let is_any_open = self.sessions.last().is_some_and(LazySession::is_open);
+        match (is_any_open, self.open_in_use) {
+            (false, 0) => free,
+            (false, _) => [false; 3],
+            (true, _) => {
+                let parts = jobs.first_of(free, self.turn);
+                self.turn += 1;
+                parts
+            }
+        }
+    }
+
+    /// Returns when the open connections no longer take turns. `None`: they do not now.
+    fn turns_end(&self) -> Option<Instant> {
+        let ends = self.sessions.iter().filter_map(LazySession::turns_end);
+        ends.max().filter(|end| *end > Instant::now())
+    }
+
+    /// Waits until the open connections no longer take turns.
+    pub(super) async fn no_turns(&self) {
+        match self.turns_end() {
+            Some(end) => tokio::time::sleep_until(end).await,
+            None => std::future::pending().await,
+        }
     }
 }

@@ -103,7 +103,7 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
     fn durability_warning(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
 
-    /// Executes calls, those of a kind together. Each statement has the store timeout. `process`: this process.
+    /// Executes calls, those of a kind together, within the store timeout. `process`: this process.
     fn single(&mut self, process: &str, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
 
     /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.

@@ -174,21 +174,22 @@ async fn serve<S: Server>(
         }
         let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
         let parts = idle.executable(free, &jobs);
-        let checks_names = free[1] && parts != [false; 3];
-        let mut idle_session = || idle.take(&shared.server);
+        let can_check = free[1] && parts != [false; 3];
+        let server = &shared.server;
         // `select!` polls in random order, so that neither checks nor calls starve.
         tokio::select! {
             lazy = ended(&mut attempts) => idle.keep(lazy),
             lazy = ended(&mut changes) => idle.keep(lazy),
             lazy = ended(&mut reads) => idle.keep(lazy),
-            Some(names) = checks.recv(), if checks_names => {
+            Some(names) = checks.recv(), if can_check => {
                 let mut all = names;
                 while let Ok(more) = checks.try_recv() {
                     all.extend(more);
                 }
-                reads = Some(Box::pin(shared.check(idle_session(), all)));
+                reads = Some(Box::pin(shared.check(idle.take(server), all)));
             }
-            () = shared.timers.sweep_due(), if checks_names => reads = Some(Box::pin(shared.sweep(idle_session()))),
+            () = shared.timers.sweep_due(), if can_check => reads = Some(Box::pin(shared.sweep(idle.take(server)))),
+            () = idle.no_turns(), if parts == [false; 3] => {}
             next = jobs.next_of_parts(&mut batch, parts), if parts != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
@@ -206,15 +207,15 @@ async fn serve<S: Server>(
                 let mut sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
                 if sorted.has_changes() {
                     let (releases, renewals) = (std::mem::take(&mut sorted.releases), std::mem::take(&mut sorted.renewals));
-                    changes = Some(Box::pin(shared.change(idle_session(), releases, renewals)));
+                    changes = Some(Box::pin(shared.change(idle.take(server), releases, renewals)));
                 }
                 if sorted.has_attempts() {
                     let (first, repeated) = (std::mem::take(&mut sorted.attempts), std::mem::take(&mut sorted.repeated));
                     owners.extend(first.iter().chain(&repeated).filter_map(owner));
-                    attempts = Some(Box::pin(shared.attempt(idle_session(), first, repeated)));
+                    attempts = Some(Box::pin(shared.attempt(idle.take(server), first, repeated)));
                 }
                 if !sorted.reads.is_empty() {
-                    reads = Some(Box::pin(shared.read(idle_session(), std::mem::take(&mut sorted.reads))));
+                    reads = Some(Box::pin(shared.read(idle.take(server), std::mem::take(&mut sorted.reads))));
                 }
                 shared.timers.start();
             }
