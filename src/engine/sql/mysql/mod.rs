@@ -92,7 +92,7 @@ impl Session for MysqlSession {
         &self.connection
     }
 
-    async fn is_usable(&mut self) -> bool {
+    async fn before_calls(&mut self) -> bool {
         self.answers_ping().await
     }
 

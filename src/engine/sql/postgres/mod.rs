@@ -85,7 +85,8 @@ impl Session for PostgresSession {
         &self.connection
     }
 
-    async fn is_usable(&mut self) -> bool {
+    async fn before_calls(&mut self) -> bool {
+        self.discard_old_plans();
         !self.client.is_closed()
     }
 

@@ -54,7 +54,7 @@ pub(in crate::engine::sql) struct PostgresSession {
     /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
     /// The time since which the server has planned the prepared statements.
-    planned_at: Mutex<Instant>,
+    planned_at: Instant,
     driver: Task,
     /// Whether the server ended its wait for a synchronous standby, and committed without it.
     has_unsafe_commit: Arc<AtomicBool>,
@@ -185,7 +185,7 @@ impl PostgresServer {
             connection: Connection::new(self.connections.clone(), epoch, cancel),
             prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
             unprepared: Mutex::default(),
-            planned_at: Mutex::new(Instant::now()),
+            planned_at: Instant::now(),
             driver: self.connections.spawn(driving),
             has_unsafe_commit,
             has_options,
@@ -327,13 +327,11 @@ impl PostgresSession {
     }
 
     /// From time to time lets the server plan the prepared statements again. The plans of a table with a few rows read all of them. The
-    /// server replaces such a plan only after its next analysis of the table, which may have many rows by then.
-    async fn discard_old_plans(&self) {
-        let is_due = self.planned_at.lock().elapsed() >= PLAN_AGE && !self.server.is_pooled();
-        if is_due {
-            *self.planned_at.lock() = Instant::now();
-            let _pending = self.replies.expect();
-            let _ = self.client.batch_execute("DISCARD PLANS").await;
+    /// server replaces such a plan only after its next analysis of the table, which may have many rows by then. Does not wait for the reply.
+    pub(super) fn discard_old_plans(&mut self) {
+        if self.planned_at.elapsed() >= PLAN_AGE && !self.server.is_pooled() {
+            self.planned_at = Instant::now();
+            let _ = self.client.batch_execute("DISCARD PLANS").now_or_never();
         }
     }
 
@@ -354,12 +352,7 @@ impl PostgresSession {
 
     /// Executes statements outside of transactions, or the last ones of one, as [`PostgresSession::in_one_packet`] does.
     pub(super) async fn packet<T>(&self, statements: impl Future<Output = T>) -> T {
-        let (mut discard, mut statements) = (pin!(self.discard_old_plans().fuse()), pin!(statements));
-        let all = poll_fn(|context| {
-            let _ = discard.as_mut().poll(context);
-            statements.as_mut().poll(context)
-        });
-        let outcome = self.in_one_packet(all).await;
+        let outcome = self.in_one_packet(statements).await;
         self.prepare_for_next();
         outcome
     }

@@ -83,7 +83,7 @@ impl<S: Server> LazySession<S> {
     /// Returns the connection. Opens it if necessary.
     pub(super) async fn session(&mut self) -> Outcome<&mut S::Session> {
         let is_usable = match &mut self.session {
-            Some(session) => !session.connection().is_outdated() && session.is_usable().await,
+            Some(session) => !session.connection().is_outdated() && session.before_calls().await,
             None => false,
         };
         if !is_usable {

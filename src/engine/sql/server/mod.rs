@@ -94,8 +94,8 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
 pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     fn connection(&self) -> &Arc<Connection>;
 
-    /// Whether the connection is open, as far as this is known.
-    fn is_usable(&mut self) -> impl Future<Output = bool> + Send;
+    /// Makes the connection ready for the calls of a task. `false`: it is not open, as far as this is known.
+    fn before_calls(&mut self) -> impl Future<Output = bool> + Send;
 
     /// Makes the connection ready for statements. Creates the tables if they are missing.
     fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
