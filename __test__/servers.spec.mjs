@@ -75,6 +75,6 @@ test(
   async (t) => {
     const { folder, program } = closedProgram(t)
     const message = `${folder} is closed to other users, and server does not run as root: chmod 711 ${folder}`
-    await assert.rejects(account('nobody', program), { message })
+    await assert.rejects(account('postgres', program), { message })
   },
 )

@@ -152,7 +152,7 @@ fn number_of(row: &MySqlRow) -> i64 {
 }
 
 /// Connects as another program.
-async fn connect(url: &str) -> MySqlConnection {
+pub(super) async fn connect(url: &str) -> MySqlConnection {
     MySqlConnection::connect(&format!("{url}?ssl-mode=DISABLED"))
         .await
         .unwrap()

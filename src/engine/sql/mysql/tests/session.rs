@@ -1,8 +1,9 @@
-//! The statements that a session ends.
+//! The statements that a session ends, and those that it prepares.
 
-use super::super::tests::Database;
+use super::super::tests::{Database, connect};
 use super::*;
 use crate::engine::Settings;
+use crate::engine::sql::server::Session as _;
 use crate::engine::sql::server::tests::{TestDatabase, eventually};
 
 /// Another server behind the same address, and this server after a restart, assign the same ids to other connections.
@@ -43,4 +44,33 @@ async fn only_statements_of_the_same_server_are_ended() {
     assert!(!statement.is_finished(), "a statement of another server");
     server.kill_statement(&thread(&name, now)).await.unwrap();
     timeout(Duration::from_secs(10), statement).await.unwrap().unwrap();
+}
+
+/// The next statements of the connection are prepared, too.
+#[tokio::test]
+async fn a_preparation_that_was_cancelled_is_repeated() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let settings = Settings {
+        store_timeout: Duration::from_millis(700),
+        ..Settings::default()
+    };
+    let config = MysqlConfig::parse(database.url(), &settings).unwrap();
+    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
+    session.set_up().await.unwrap();
+    let text: Arc<str> = "DELETE FROM locks WHERE name = 'n'".into();
+    let connection = session.connection.clone();
+    database.execute("BEGIN; SELECT 1 FROM locks").await;
+    let url = database.url().to_owned();
+    let waits = tokio::spawn(async move {
+        let statement = sqlx::raw_sql("ALTER TABLE locks COMMENT = 'it waits for the transaction, and others for it'");
+        connect(&url).await.execute(statement).await.map(|_| ())
+    });
+    eventually("the other statement waits", async || database.blocked().await == 1).await;
+    let cancelled = connection.within_limit(session.prepare(text.clone())).await;
+    database.execute("COMMIT").await;
+    waits.await.unwrap().unwrap();
+    assert!(cancelled.is_err() && session.prepares, "{:?}", cancelled.err());
+    assert!(session.prepare(text).await.unwrap());
 }

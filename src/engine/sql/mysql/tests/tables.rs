@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 
 use super::*;
+use crate::engine::sql::server::lazy_session;
 
 async fn refused(url: &str, settings: &Settings) -> String {
     let config = MysqlConfig::parse(url, settings).unwrap();
@@ -227,4 +228,23 @@ async fn scanned(session: &mut MysqlSession) -> i64 {
     let mut answers = Vec::new();
     session.run(packet, &mut answers).await.unwrap();
     answers[index].rows[0].number(1).unwrap()
+}
+
+#[tokio::test]
+async fn a_sweep_leaves_a_locked_row_to_a_later_one() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let mut session = lazy_session::open(&engine.server).await.unwrap();
+    database
+        .execute("INSERT INTO locks (name, fence, expires_at, since) VALUES ('old', 1, 0, 0)")
+        .await;
+    database
+        .execute("BEGIN; SELECT 1 FROM locks WHERE name = 'old' FOR UPDATE")
+        .await;
+    assert_eq!(session.sweep(b"").await.unwrap().last, None);
+    database.execute("ROLLBACK").await;
+    assert_eq!(session.sweep(b"").await.unwrap().last, None);
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 0);
 }
