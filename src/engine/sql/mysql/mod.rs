@@ -3,7 +3,7 @@
 //! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
 //! - `tables.rs`: the tables. `packet.rs`: several statements in one packet, and their answers. `prepared.rs`: the sizes of
 //!   prepared statements.
-//! - `single.rs`, `releases.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what
+//! - `single.rs`, `updates.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what
 //!   a service does beside its calls.
 //!
 //! # Behavior
@@ -29,13 +29,13 @@ mod config;
 mod error;
 mod packet;
 mod prepared;
-mod releases;
 mod session;
 mod single;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod updates;
 
 const NAME: &str = "mysql";
 

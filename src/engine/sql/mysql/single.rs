@@ -1,27 +1,26 @@
 //! The single statements, one for each kind of call.
 //!
-//! `releases.rs` has the releases. Attempts and releases are prepared, because the server takes longer to parse them than to execute
+//! `updates.rs` has the releases and renewals. Attempts and releases are prepared, because the server takes longer to parse them than to execute
 //! them. On MariaDB an attempt returns the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there,
 //! with a `SELECT`. So are all attempts on a server that cannot prepare statements.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use sqlx::Row as _;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 
 use super::STATEMENT_BATCH;
-use super::checks::NO_LIMIT;
 use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
-use super::releases::release;
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
+use super::updates::{release, renew};
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, PageRead, SingleCalls, micros};
-use crate::model::{Claim, OwnerToken, Ttl};
+use crate::model::Claim;
 
 /// Executes calls, each packet within the store timeout. After a failure, the remaining kinds are not executed and have the same failure.
 pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> Answers {
@@ -50,59 +49,6 @@ pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> 
         granted: granted.ok_or_else(failure),
         read: leases.ok_or_else(failure),
     }
-}
-
-/// Extends leases of one name each, and never shortens one. Returns the owners of the extended leases.
-async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {
-    let server = session.server.clone();
-    let locks = &server.tables.locks;
-    let names = list(renewals.iter().map(|(name, ..)| Bytes(name)));
-    let owners = list(renewals.iter().map(|(_, owner, _)| Bytes(owner.as_str())));
-    let held = format!("name IN ({names}) AND owner IN ({owners})");
-    let mut owners_of: HashMap<u128, Vec<Bytes<&str>>> = HashMap::new();
-    for (_, owner, ttl) in renewals {
-        let micros = ttl.duration().as_micros();
-        owners_of.entry(micros).or_default().push(Bytes(owner.as_str()));
-    }
-    // Usually all have the same ttl.
-    let mut ttls = owners_of.into_iter();
-    let (first, _) = ttls.next().unwrap_or_default();
-    let ttl = ttls.fold(first.to_string(), |ttl, (other, owners)| {
-        format!("IF(l.owner IN ({}), {other}, {ttl})", list(owners))
-    });
-    let mut packet = Packet::default();
-    packet.add(CLOCK);
-    // Skips rows that another transaction has locked.
-    packet.add(format_args!(
-        "UPDATE (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} AND expires_at > @u \
-         LIMIT {NO_LIMIT} FOR UPDATE SKIP LOCKED) AS k STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name \
-         SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})"
-    ));
-    let mut answers = Vec::new();
-    session.run_within_limit(packet, &mut answers).await?;
-    let owner = |(_, owner, _): &(StoredName, OwnerToken, Ttl)| owner.as_str().to_owned();
-    // The driver sets CLIENT_FOUND_ROWS: the count includes leases that already end later.
-    let count = answers.last().map_or(0, |update| update.affected);
-    if count == renewals.len() as u64 {
-        return Ok(renewals.iter().map(owner).collect());
-    }
-    let mut packet = Packet::default();
-    // A proxy sends a packet that begins with a SELECT to a replica.
-    packet.add("SET @u = @u");
-    let after = packet.add(format_args!(
-        "SELECT owner, expires_at - @u FROM {locks} WHERE name IN ({names})"
-    ));
-    answers.clear();
-    session.run_within_limit(packet, &mut answers).await?;
-    let remaining_us: HashMap<String, i64> = rows(&answers, after)
-        .iter()
-        .filter_map(|row| Some((row.text(0)?, row.number(1)?)))
-        .collect();
-    let is_extended = |(_, owner, ttl): &&(StoredName, OwnerToken, Ttl)| {
-        let remaining_us = remaining_us.get(owner.as_str());
-        remaining_us.is_some_and(|remaining_us| i128::from(*remaining_us) >= ttl.duration().as_micros() as i128)
-    };
-    Ok(renewals.iter().filter(is_extended).map(owner).collect())
 }
 
 /// The columns that [`AttemptRow`] reads. The remaining time of the lease follows them.

@@ -376,12 +376,13 @@ async fn renewals_share_a_statement_and_fewer_through_tls() {
             )
         })
         .collect();
+    // MySQL's update has a join, to skip locked rows. MariaDB's has one only after a row was locked.
+    let kind = if session.is_mariadb { "update" } else { "update_multi" };
     for (has_tls, statements) in [(false, 1), (true, 3)] {
         session.has_tls = has_tls;
-        let before = executed(&mut session, "update_multi").await;
+        let before = executed(&mut session, kind).await;
         let renewed = session.single("p", &calls).await.renewed.unwrap();
         assert_eq!(renewed.len(), claims.len());
-        // Their update has a join.
-        assert_eq!(executed(&mut session, "update_multi").await - before, statements);
+        assert_eq!(executed(&mut session, kind).await - before, statements);
     }
 }

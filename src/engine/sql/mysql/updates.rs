@@ -1,6 +1,9 @@
-//! The single statement that releases names.
+//! The single statements that change the rows of holders: renewals and releases.
+//!
+//! They skip rows that another transaction has locked. MariaDB creates a temporary table on the disk for that, which takes twice as
+//! long. So there a statement that fails at a locked row is tried first.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use sqlx::mysql::MySqlArguments;
 
@@ -13,7 +16,83 @@ use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::sql::server::single_calls::ReleaseAnswer;
-use crate::model::OwnerToken;
+use crate::model::{OwnerToken, Ttl};
+
+/// Extends leases of one name each, and never shortens one. Returns the owners of the extended leases.
+pub(super) async fn renew(
+    session: &mut MysqlSession,
+    renewals: &[(StoredName, OwnerToken, Ttl)],
+) -> Outcome<HashSet<String>> {
+    let server = session.server.clone();
+    let locks = &server.tables.locks;
+    let names = list(renewals.iter().map(|(name, ..)| Bytes(name)));
+    let owners = list(renewals.iter().map(|(_, owner, _)| Bytes(owner.as_str())));
+    let held = format!("name IN ({names}) AND owner IN ({owners}) AND expires_at > @u");
+    let mut owners_of: HashMap<u128, Vec<Bytes<&str>>> = HashMap::new();
+    for (_, owner, ttl) in renewals {
+        let micros = ttl.duration().as_micros();
+        owners_of.entry(micros).or_default().push(Bytes(owner.as_str()));
+    }
+    // Usually all have the same ttl.
+    let mut ttls = owners_of.into_iter();
+    let (first, _) = ttls.next().unwrap_or_default();
+    let ttl = ttls.fold(first.to_string(), |ttl, (other, owners)| {
+        format!("IF(l.owner IN ({}), {other}, {ttl})", list(owners))
+    });
+    let count = update_renewed(session, &held, &ttl).await?;
+    let owner = |(_, owner, _): &(StoredName, OwnerToken, Ttl)| owner.as_str().to_owned();
+    if count == renewals.len() as u64 {
+        return Ok(renewals.iter().map(owner).collect());
+    }
+    let mut packet = Packet::default();
+    // A proxy sends a packet that begins with a SELECT to a replica.
+    packet.add("SET @u = @u");
+    let after = packet.add(format_args!(
+        "SELECT owner, expires_at - @u FROM {locks} WHERE name IN ({names})"
+    ));
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    let remaining_us: HashMap<String, i64> = rows(&answers, after)
+        .iter()
+        .filter_map(|row| Some((row.text(0)?, row.number(1)?)))
+        .collect();
+    let is_extended = |(_, owner, ttl): &&(StoredName, OwnerToken, Ttl)| {
+        let remaining_us = remaining_us.get(owner.as_str());
+        remaining_us.is_some_and(|remaining_us| i128::from(*remaining_us) >= ttl.duration().as_micros() as i128)
+    };
+    Ok(renewals.iter().filter(is_extended).map(owner).collect())
+}
+
+/// Executes the statement that renews. Returns how many leases were extended, or already end later.
+async fn update_renewed(session: &mut MysqlSession, held: &str, ttl: &str) -> Outcome<u64> {
+    let server = session.server.clone();
+    let locks = &server.tables.locks;
+    let set = format!("SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})");
+    if session.is_mariadb {
+        let or_fail = format!(
+            "SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {locks} AS l FORCE INDEX (PRIMARY) {set} WHERE {held}"
+        );
+        match update_with_clock(session, &or_fail).await {
+            Err(failure) if failure.kind() == Kind::Locked => {}
+            updated => return updated,
+        }
+    }
+    let unlocked = format!(
+        "UPDATE (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} LIMIT {NO_LIMIT} FOR UPDATE SKIP LOCKED) AS k \
+         STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name {set}"
+    );
+    update_with_clock(session, &unlocked).await
+}
+
+/// Executes an `UPDATE` that reads the clock as `@u`. Returns how many rows it found, because the driver sets `CLIENT_FOUND_ROWS`.
+async fn update_with_clock(session: &mut MysqlSession, update: &str) -> Outcome<u64> {
+    let mut packet = Packet::default();
+    packet.add(CLOCK);
+    packet.add(update);
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    Ok(answers.last().map_or(0, |answer| answer.affected))
+}
 
 /// Releases live leases of names without a queue.
 pub(super) async fn release(
@@ -68,9 +147,6 @@ pub(super) async fn release(
 }
 
 /// Executes the statement that releases. Returns how many names were released, and the time of their release.
-///
-/// It skips rows that another transaction has locked. MariaDB creates a temporary table on the disk for that, which takes twice as
-/// long. So there a statement that fails at a locked row is tried first.
 async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)]) -> Outcome<(u64, u64)> {
     if session.is_mariadb {
         match execute(session, releases, release_or_fail).await {
