@@ -43,7 +43,7 @@ faults('mysql', {
       assert.equal(await both.release(), true)
     })
 
-    test('a user that can have one connection: calls that need no transaction, at the same time', async () => {
+    test('a user that may open one connection: concurrent calls without a transaction succeed', async () => {
       await shareOneConnection(await connect({ storeTimeoutMs: 5000 }, await userWith('MAX_USER_CONNECTIONS 1')))
     })
 

@@ -67,7 +67,7 @@ faults('postgres', {
       assert.equal(await both.release(), true)
     })
 
-    test('a role that can have one connection: calls that need no transaction, at the same time', async () => {
+    test('a role that may open one connection: concurrent calls without a transaction succeed', async () => {
       const address = await roleWith({})
       await query(`ALTER ROLE ${new URL(address).username} CONNECTION LIMIT 1`)
       await shareOneConnection(await connect({ storeTimeoutMs: 5000 }, address))

@@ -52,7 +52,7 @@ macro_rules! contract_tests {
             a_transfer_extends_and_never_shortens, transfers_racing_for_one_lease_have_one_winner,
             a_transfer_racing_a_forced_release_leaves_one_owner, a_transferred_lock_wakes_its_waiters,
             each_of_many_renewals_has_one_answer, renewals_of_several_names_are_all_or_nothing,
-            renewals_of_one_call_have_different_ttls, an_empty_list_of_renewals,
+            renewals_of_one_call_have_different_ttls, renewals_of_one_lease_are_all_applied, an_empty_list_of_renewals,
         );
     };
     (@each $open:expr; $($case:ident),* $(,)?) => {

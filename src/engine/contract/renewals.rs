@@ -115,6 +115,20 @@ pub(crate) async fn renewals_of_one_call_have_different_ttls(s: Stores) {
     assert_eq!(s.b.inspect(&key("e")).await.unwrap(), None, "never re-created");
 }
 
+/// Promise 1: after concurrent renewals with different ttls, a lease lasts as long as the longest one.
+pub(crate) async fn renewals_of_one_lease_are_all_applied(s: Stores) {
+    let mut ttls = [2 * LONG, 20 * LONG, LONG, 2 * LONG];
+    for names in [&["n"][..], &["n", "o"], &["n"], &["n", "o"]] {
+        let ours = claim(names, LONG);
+        acquire(&s.a, &ours).await;
+        let wanted = ttls.map(|ttl| (&ours, ttl));
+        assert_eq!(renew_all(&s.a, &wanted).await, [Renewed::Extended; 4]);
+        assert!(remaining(&s.b, "n").await > 19 * LONG, "{ttls:?}");
+        release(&s.a, &ours).await;
+        ttls.rotate_left(1);
+    }
+}
+
 pub(crate) async fn an_empty_list_of_renewals(s: Stores) {
     assert_eq!(renew_all(&s.a, &[]).await, []);
 }

@@ -1,9 +1,9 @@
-//! The order in which the parts of a queue are executed, if they cannot be at the same time.
+//! The order of the parts of a queue when they cannot be executed at the same time.
 
 use super::Receiver;
 
 impl Receiver {
-    /// Returns the first of these parts, from `start` on, that has jobs. Without jobs returns them all.
+    /// Returns the first of `parts` that has jobs, in their order from `start` on. If none has jobs, returns all of `parts`.
     pub(in crate::engine::sql) fn first_of(&self, parts: [bool; 3], start: usize) -> [bool; 3] {
         let has_attempts = !(self.attempts.is_empty() && self.waiting.is_empty());
         let has_jobs = [!self.changes.is_empty(), !self.reads.is_empty(), has_attempts];

@@ -52,11 +52,16 @@ pub(super) fn cannot_prepare(error: &Error) -> bool {
         .unwrap_or_default()
 }
 
-/// Whether the reply to a statement that was to be prepared says that the server does not prepare it, rather than that it was cancelled or
-/// that a table is locked.
+/// Whether the server refuses to prepare a statement. `false`: the cause is temporary, such as a cancellation, a lock, a limit of the
+/// server, or a proxy without a server.
 pub(super) fn refuses_to_prepare(error: &Error) -> bool {
-    let is_passing = |kind| matches!(kind, Kind::Cancelled | Kind::Conflict | Kind::Locked | Kind::Refused);
-    matches!(error, Error::Database(_)) && !is_passing(kind_of(error).0)
+    let is_temporary = |kind| {
+        matches!(
+            kind,
+            Kind::Broken | Kind::Cancelled | Kind::Conflict | Kind::Locked | Kind::Refused
+        )
+    };
+    matches!(error, Error::Database(_)) && !is_temporary(kind_of(error).0)
 }
 
 /// Returns what follows from an error, and its text.
@@ -127,7 +132,8 @@ fn kind_of_number(number: u16) -> Kind {
         // row.
         1213 | 1020 | 1062 | 3101 => Kind::Conflict,
         1146 => Kind::NoTable,
-        // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready; ProxySQL.
+        // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready; ProxySQL (9001 to 9999): it reaches
+        // no server.
         1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 | 9001..=9999 => {
             Kind::Broken
         }

@@ -92,7 +92,7 @@ impl Session for MysqlSession {
         &self.connection
     }
 
-    async fn before_calls(&mut self) -> bool {
+    async fn check_before_use(&mut self) -> bool {
         self.answers_ping().await
     }
 

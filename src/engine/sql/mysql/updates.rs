@@ -1,7 +1,8 @@
 //! The single statements that change the rows of holders: renewals and releases.
 //!
-//! They skip rows that another transaction has locked. MariaDB creates a temporary table on the disk for that, which takes twice as
-//! long. So there a statement that fails at a locked row is tried first.
+//! They skip rows that another transaction has locked. On MariaDB that takes twice as long, because it creates a temporary table on the
+//! disk. So the engine first sends MariaDB a plain `UPDATE` that fails at a locked row. Only after that failure it sends the statement
+//! that skips locked rows.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,7 +15,7 @@ use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::error::Failure;
 use crate::engine::sql::server::single_calls::ReleaseAnswer;
 use crate::model::{OwnerToken, Ttl};
 
@@ -63,28 +64,29 @@ pub(super) async fn renew(
     Ok(renewals.iter().filter(is_extended).map(owner).collect())
 }
 
-/// Executes the statement that renews. Returns how many leases were extended, or already end later.
+/// Executes the statement that renews. Returns the number of leases that were extended or that already end later.
 async fn update_renewed(session: &mut MysqlSession, held: &str, ttl: &str) -> Outcome<u64> {
     let server = session.server.clone();
     let locks = &server.tables.locks;
     let set = format!("SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})");
     if session.is_mariadb {
-        let or_fail = format!(
+        let renew_or_fail = format!(
             "SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {locks} AS l FORCE INDEX (PRIMARY) {set} WHERE {held}"
         );
-        match update_with_clock(session, &or_fail).await {
-            Err(failure) if failure.kind() == Kind::Locked => {}
+        match update_with_clock(session, &renew_or_fail).await {
+            Err(failure) if failure.is_reported_lock() => {}
             updated => return updated,
         }
     }
-    let unlocked = format!(
+    let renew_unlocked = format!(
         "UPDATE (SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE {held} LIMIT {NO_LIMIT} FOR UPDATE SKIP LOCKED) AS k \
          STRAIGHT_JOIN {locks} AS l FORCE INDEX (PRIMARY) ON l.name = k.name {set}"
     );
-    update_with_clock(session, &unlocked).await
+    update_with_clock(session, &renew_unlocked).await
 }
 
-/// Executes an `UPDATE` that reads the clock as `@u`. Returns how many rows it found, because the driver sets `CLIENT_FOUND_ROWS`.
+/// Sets `@u` to the server's clock, then executes an `UPDATE` in the same packet. Returns the number of matched rows, not of changed rows:
+/// the driver sets `CLIENT_FOUND_ROWS`.
 async fn update_with_clock(session: &mut MysqlSession, update: &str) -> Outcome<u64> {
     let mut packet = Packet::default();
     packet.add(CLOCK);
@@ -150,7 +152,7 @@ pub(super) async fn release(
 async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)]) -> Outcome<(u64, u64)> {
     if session.is_mariadb {
         match execute(session, releases, release_or_fail).await {
-            Err(failure) if failure.kind() == Kind::Locked => {}
+            Err(failure) if failure.is_reported_lock() => {}
             executed => return executed,
         }
         return execute_text(session, releases, release_unlocked).await;

@@ -85,7 +85,7 @@ impl Session for PostgresSession {
         &self.connection
     }
 
-    async fn before_calls(&mut self) -> bool {
+    async fn check_before_use(&mut self) -> bool {
         self.discard_old_plans();
         !self.client.is_closed()
     }

@@ -53,7 +53,7 @@ pub(in crate::engine::sql) struct PostgresSession {
     prepared: Arc<[OnceLock<Statement>]>,
     /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
-    /// The time since which the server has planned the prepared statements.
+    /// When the connection was opened, or last discarded its plans.
     planned_at: Instant,
     driver: Task,
     /// Whether the server ended its wait for a synchronous standby, and committed without it.
@@ -326,8 +326,8 @@ impl PostgresSession {
         }
     }
 
-    /// From time to time lets the server plan the prepared statements again. The plans of a table with a few rows read all of them. The
-    /// server replaces such a plan only after its next analysis of the table, which may have many rows by then. Does not wait for the reply.
+    /// Discards the server's plans if they are older than [`PLAN_AGE`], without waiting for the reply. A plan made for a table with a few
+    /// rows reads the whole table. The server replaces it only after its next analysis of the table, which may have many rows by then.
     pub(super) fn discard_old_plans(&mut self) {
         if self.planned_at.elapsed() >= PLAN_AGE && !self.server.is_pooled() {
             self.planned_at = Instant::now();

@@ -161,10 +161,22 @@ async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)],
     session.query(Sql::Acquire, values).await
 }
 
-/// Reads pages of leases, whose statements are pipelined. Waits for all of them, so that the connection is free afterwards.
+/// Maximum number of pages whose statements are pipelined. The server executes them one after the other, and each may wait [`LOCK_WAIT`]
+/// for a locked table. Four such waits are shorter than the default store timeout.
+///
+/// [`LOCK_WAIT`]: crate::engine::sql::server::LOCK_WAIT
+const PIPELINED_PAGES: usize = 4;
+
+/// Reads pages of leases, and pipelines their statements. After an error also waits for the other replies, so that no statement is left on
+/// the connection.
 async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
-    let read = join_all(pages.iter().map(|page| read_page(session, page))).await;
-    read.into_iter().collect()
+    let mut read = Vec::with_capacity(pages.len());
+    for pages in pages.chunks(PIPELINED_PAGES) {
+        for page in join_all(pages.iter().map(|page| read_page(session, page))).await {
+            read.push(page?);
+        }
+    }
+    Ok(read)
 }
 
 /// Reads the leases of a page, sorted by name.

@@ -17,7 +17,7 @@ use crate::event_loop::{EventLoop, Task};
 
 /// How long the server has to confirm that it cancelled a statement.
 const CANCEL_TIMEOUT: Duration = Duration::from_millis(50);
-/// Maximum number of cancel requests for a packet. One ends one statement.
+/// Maximum number of cancel requests for a packet. Each ends one statement.
 const MAX_CANCELLATIONS: usize = 6;
 
 /// How long statements on an outdated connection may still run before they are cancelled.
@@ -172,7 +172,8 @@ impl Connection {
         let waited = since.elapsed();
         let unanswered = |kind| Err(Failure::unanswered(&self.connections, waited, kind));
         let mut cancellations: Vec<JoinHandle<bool>> = Vec::new();
-        // One cancellation ends one statement. Until one has been sent, no other is: a silent server would get all of them later.
+        // Each cancellation ends one statement. The next one is sent only after the previous request has ended: otherwise a silent server
+        // would receive all of them later.
         for _ in 0..MAX_CANCELLATIONS {
             if cancellations.iter().all(JoinHandle::is_finished) {
                 cancellations.push(self.cancel());

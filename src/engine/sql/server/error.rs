@@ -137,6 +137,12 @@ impl Failure {
         self.cause.is_none() && self.kind == Kind::Broken
     }
 
+    /// Whether the server reported a locked row or table. `false` for a cancelled statement, which may also have [`Kind::Locked`].
+    #[cfg(feature = "mysql")]
+    pub(in crate::engine::sql) fn is_reported_lock(&self) -> bool {
+        self.cause.is_some() && self.kind == Kind::Locked
+    }
+
     pub(in crate::engine::sql) fn kind(&self) -> Kind {
         self.kind
     }

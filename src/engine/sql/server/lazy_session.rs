@@ -13,8 +13,8 @@ use crate::engine::sql::jobs::Receiver;
 /// The time after a failed attempt to connect during which calls fail with it.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The time after a failed attempt to connect during which the open connections take turns instead of opening another one.
-const TURNS: Duration = Duration::from_secs(1);
+/// How long after a failed attempt to connect the parts of the queue take turns on the open connections.
+const TURN_TAKING: Duration = Duration::from_secs(1);
 
 /// The connection of a task.
 pub(super) struct LazySession<S: Server> {
@@ -22,7 +22,7 @@ pub(super) struct LazySession<S: Server> {
     session: Option<S::Session>,
     /// The last failure to connect.
     failed: Option<(Instant, Failure)>,
-    /// Whether it was open when its task began.
+    /// Whether the connection was open when its current task began.
     was_open: bool,
 }
 
@@ -70,10 +70,11 @@ impl<S: Server> LazySession<S> {
         self.session.is_some()
     }
 
-    /// Returns the end of the time after a failed attempt to open it: the server has no free connection, for example.
+    /// Returns until when the parts of the queue take turns because this connection could not be opened. `None`: it is open, or no attempt
+    /// has failed.
     fn turns_end(&self) -> Option<Instant> {
         let failed = self.failed.as_ref().filter(|_| !self.is_open());
-        failed.map(|(at, _)| *at + TURNS)
+        failed.map(|(at, _)| *at + TURN_TAKING)
     }
 
     pub(super) fn connections(&self) -> &Connections {
@@ -83,7 +84,7 @@ impl<S: Server> LazySession<S> {
     /// Returns the connection. Opens it if necessary.
     pub(super) async fn session(&mut self) -> Outcome<&mut S::Session> {
         let is_usable = match &mut self.session {
-            Some(session) => !session.connection().is_outdated() && session.before_calls().await,
+            Some(session) => !session.connection().is_outdated() && session.check_before_use().await,
             None => false,
         };
         if !is_usable {
@@ -124,9 +125,9 @@ impl<S: Server> LazySession<S> {
 /// The connections without a task. The last one is used next.
 pub(super) struct IdleSessions<S: Server> {
     sessions: Vec<LazySession<S>>,
-    /// The number of connections with a task that were open when it began.
+    /// The number of connections with a task that were open when the task began.
     open_in_use: usize,
-    /// The part of the queue that is executed next if it has jobs.
+    /// The number of turns so far. Modulo 3, the part whose turn is next.
     turn: usize,
 }
 
@@ -155,9 +156,10 @@ impl<S: Server> IdleSessions<S> {
         lazy
     }
 
-    /// Returns those of the parts of a queue that can be executed now. `free`: those without a task.
+    /// Returns the parts of the queue that can be executed now. While the parts take turns, returns one part with jobs and moves on to the
+    /// next turn. `free`: the parts without a task.
     pub(super) fn executable(&mut self, free: [bool; 3], jobs: &Receiver) -> [bool; 3] {
-        if self.turns_end().is_none() {
+        if self.turns_end().is_none_or(|end| end <= Instant::now()) {
             return free;
         }
         let is_any_open = self.sessions.last().is_some_and(LazySession::is_open);
@@ -172,14 +174,13 @@ impl<S: Server> IdleSessions<S> {
         }
     }
 
-    /// Returns when the open connections no longer take turns. `None`: they do not now.
+    /// Returns until when the parts of the queue take turns. `None`: no connection failed to open.
     fn turns_end(&self) -> Option<Instant> {
-        let ends = self.sessions.iter().filter_map(LazySession::turns_end);
-        ends.max().filter(|end| *end > Instant::now())
+        self.sessions.iter().filter_map(LazySession::turns_end).max()
     }
 
-    /// Waits until the open connections no longer take turns.
-    pub(super) async fn no_turns(&self) {
+    /// Waits until the parts of the queue no longer take turns. Never completes if they do not take turns.
+    pub(super) async fn turns_ended(&self) {
         match self.turns_end() {
             Some(end) => tokio::time::sleep_until(end).await,
             None => std::future::pending().await,

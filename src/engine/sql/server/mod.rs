@@ -94,8 +94,8 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
 pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     fn connection(&self) -> &Arc<Connection>;
 
-    /// Makes the connection ready for the calls of a task. `false`: it is not open, as far as this is known.
-    fn before_calls(&mut self) -> impl Future<Output = bool> + Send;
+    /// Checks the connection before the statements of a task. `false`: it is known to be closed. On PostgreSQL also discards old plans.
+    fn check_before_use(&mut self) -> impl Future<Output = bool> + Send;
 
     /// Makes the connection ready for statements. Creates the tables if they are missing.
     fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
@@ -103,7 +103,8 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
     fn durability_warning(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
 
-    /// Executes calls, those of a kind together, within the store timeout. `process`: this process.
+    /// Executes calls, those of a kind together. The store timeout limits each kind on PostgreSQL, and each packet on MySQL. `process`:
+    /// this process.
     fn single(&mut self, process: &str, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
 
     /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.

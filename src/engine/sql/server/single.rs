@@ -5,7 +5,7 @@
 //! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a
 //! queue, of waiters that found the name busy, and where another transaction has locked the row.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,7 +189,7 @@ async fn serve<S: Server>(
                 reads = Some(Box::pin(shared.check(idle.take(server), all)));
             }
             () = shared.timers.sweep_due(), if can_check => reads = Some(Box::pin(shared.sweep(idle.take(server)))),
-            () = idle.no_turns(), if parts == [false; 3] => {}
+            () = idle.turns_ended(), if parts == [false; 3] && free != parts => {}
             next = jobs.next_of_parts(&mut batch, parts), if parts != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
@@ -252,12 +252,15 @@ impl<S: Server> Shared<S> {
     /// Sorts the jobs of a batch by what executes them. Sends those of the transactions on.
     fn sorted(&self, jobs: impl Iterator<Item = Job>, attempting: &[OwnerToken], held_back: &mut Vec<Job>) -> Batch {
         let mut batch = Batch::default();
-        // The names of the attempts, and those of the releases: a statement has each name once.
+        // A statement has each name once, and renews each lease once.
         let (mut names, mut released): (Vec<Key>, Vec<Key>) = (Vec::new(), Vec::new());
+        let mut renewed = HashSet::new();
         for job in jobs {
             let part = match &job {
                 Job::Inspect(..) | Job::List(..) => &mut batch.reads,
-                Job::Renew(claim, ..) if claim.keys().len() == 1 => &mut batch.renewals,
+                Job::Renew(claim, ..) if claim.keys().len() == 1 && renewed.insert(claim.owner.clone()) => {
+                    &mut batch.renewals
+                }
                 Job::Release(claims, ..) if claims.iter().any(|claim| attempting.contains(&claim.owner)) => {
                     held_back.push(job);
                     continue;

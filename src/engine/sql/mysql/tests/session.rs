@@ -1,4 +1,4 @@
-//! The statements that a session ends, and those that it prepares.
+//! The statements that a session cancels, and those that it prepares.
 
 use super::super::tests::{Database, connect};
 use super::*;
@@ -63,14 +63,18 @@ async fn a_preparation_that_was_cancelled_is_repeated() {
     let connection = session.connection.clone();
     database.execute("BEGIN; SELECT 1 FROM locks").await;
     let url = database.url().to_owned();
-    let waits = tokio::spawn(async move {
-        let statement = sqlx::raw_sql("ALTER TABLE locks COMMENT = 'it waits for the transaction, and others for it'");
+    let alter = tokio::spawn(async move {
+        let statement = sqlx::raw_sql("ALTER TABLE locks COMMENT = 'blocked'");
         connect(&url).await.execute(statement).await.map(|_| ())
     });
-    eventually("the other statement waits", async || database.blocked().await == 1).await;
+    let waiting = "state LIKE 'Waiting for table metadata lock%'";
+    eventually("`ALTER TABLE` waits for its metadata lock", async || {
+        database.connected(waiting).await == 1
+    })
+    .await;
     let cancelled = connection.within_limit(session.prepare(text.clone())).await;
     database.execute("COMMIT").await;
-    waits.await.unwrap().unwrap();
+    alter.await.unwrap().unwrap();
     assert!(cancelled.is_err() && session.prepares, "{:?}", cancelled.err());
     assert!(session.prepare(text).await.unwrap());
 }

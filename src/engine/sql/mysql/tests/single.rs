@@ -279,10 +279,23 @@ async fn a_locked_row_is_skipped_by_a_renewal_and_a_release() {
     calls.renewals = [&free, &locked]
         .map(|claim| (stored(claim), claim.owner.clone(), claim.ttl))
         .into();
+    // A statement that waited for the row would exceed the store timeout.
+    let mut packet = Packet::default();
+    packet.add("SET SESSION innodb_lock_wait_timeout = 30");
+    session.run(packet, &mut Vec::new()).await.unwrap();
     let renewed = session.single("p", &calls).await.renewed.unwrap();
     assert_eq!(renewed, [free.owner.as_str().to_owned()].into());
     let expected = HashMap::from([("free".to_owned(), true)]);
     assert_eq!(release_all(&mut session, &[&free, &locked]).await, expected);
+    let mut packet = Packet::default();
+    packet.add("SELECT @@SESSION.innodb_lock_wait_timeout");
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await.unwrap();
+    assert_eq!(
+        rows(&answers, 0)[0].number(0),
+        Some(30),
+        "a failed statement restores the setting"
+    );
 }
 
 /// A lease whose name is granted again at once does not count as lost.
@@ -376,7 +389,7 @@ async fn renewals_share_a_statement_and_fewer_through_tls() {
             )
         })
         .collect();
-    // MySQL's update has a join, to skip locked rows. MariaDB's has one only after a row was locked.
+    // MySQL's update has a join, to skip locked rows. MariaDB's has one only after the plain `UPDATE` found a locked row.
     let kind = if session.is_mariadb { "update" } else { "update_multi" };
     for (has_tls, statements) in [(false, 1), (true, 3)] {
         session.has_tls = has_tls;
