@@ -52,6 +52,11 @@ impl<T> OverloadQueue<T> {
         arrival
     }
 
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Removes the attempt with this number of arrival.
     pub(super) fn remove(&mut self, arrival: u64) -> Option<T> {
         let Waiting { name, attempt, .. } = self.waiting.remove(&arrival)?;

@@ -260,9 +260,12 @@ pub(super) struct Receiver {
     /// The attempts that were received.
     waiting: OverloadQueue<Job>,
     limit: Limit,
+    /// The number of claims of each part in its last statement.
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    in_statement: [usize; 3],
 }
 
-/// The size of a transaction, unless one job is larger.
+/// The size of a transaction, or of a statement, unless one job is larger.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
     pub claims: usize,
@@ -294,6 +297,8 @@ pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
         limit,
+        #[cfg(any(feature = "postgres", feature = "mysql"))]
+        in_statement: [0; 3],
     };
     (sender, receiver)
 }
@@ -330,40 +335,14 @@ impl Receiver {
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
-        self.next_of_parts(batch, [true; 3]).await
-    }
-
-    /// Does what [`Receiver::next`] does, with some parts of the queue: renewals and releases, reads, attempts.
-    pub(super) async fn next_of_parts(&mut self, batch: &mut Vec<Job>, parts: [bool; 3]) -> bool {
-        let [changes, reads, attempts] = parts;
-        let mut next = None;
-        if !attempts || self.waiting.is_empty() {
-            tokio::select! {
-                biased;
-                Some(job) = self.changes.recv(), if changes => next = Some(job),
-                Some(job) = self.reads.recv(), if reads => next = Some(job),
-                Some(attempt) = self.attempts.recv(), if attempts => self.enter(attempt),
-                else => return false,
-            }
-        }
-        while let Ok(attempt) = self.attempts.try_recv() {
-            self.enter(attempt);
-        }
+        let Some(mut first) = self.first([true; 3]).await else {
+            return false;
+        };
         let unit = self.limit.renewals_per_claim;
         let mut size = 0;
-        for part in (0..parts.len()).filter(|part| parts[*part]) {
+        for part in 0..3 {
             let most = (self.limit.claims * unit).max(size + SHARE * unit);
-            while size < most
-                && let Some(job) = next.take().or_else(|| self.next_of(part))
-            {
-                if !job.is_cancelled() {
-                    size += match job {
-                        Job::Renew(..) => job.claims(),
-                        _ => job.claims() * unit,
-                    };
-                    batch.push(job);
-                }
-            }
+            size += self.take(part, &mut first, most - size, batch);
         }
         true
     }
@@ -387,7 +366,6 @@ impl Receiver {
     }
 }
 
+mod parts;
 #[cfg(test)]
 mod tests;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-mod turns;

@@ -190,7 +190,7 @@ async fn serve<S: Server>(
             }
             () = shared.timers.sweep_due(), if can_check => reads = Some(Box::pin(shared.sweep(idle.take(server)))),
             () = idle.turns_ended(), if parts == [false; 3] && free != parts => {}
-            next = jobs.next_of_parts(&mut batch, parts), if parts != [false; 3] => {
+            next = jobs.next_of_parts(&mut batch, parts, server.connections().least_claims()), if parts != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
                         break;

@@ -80,7 +80,7 @@ impl Database {
     }
 
     /// Returns the number of connections of the engines that satisfy a condition.
-    async fn connected(&mut self, condition: &str) -> i64 {
+    pub(super) async fn connected(&mut self, condition: &str) -> i64 {
         let user = &self.user;
         let text = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{user}' AND {condition}");
         self.number(&text).await

@@ -1,0 +1,164 @@
+//! The parts of a queue.
+
+use super::{Job, Receiver};
+
+impl Receiver {
+    /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
+    /// and have no sender.
+    pub(super) async fn first(&mut self, parts: [bool; 3]) -> Option<Option<(usize, Job)>> {
+        let [changes, reads, attempts] = parts;
+        let mut first = None;
+        if !attempts || self.waiting.is_empty() {
+            tokio::select! {
+                biased;
+                Some(job) = self.changes.recv(), if changes => first = Some((0, job)),
+                Some(job) = self.reads.recv(), if reads => first = Some((1, job)),
+                Some(attempt) = self.attempts.recv(), if attempts => self.enter(attempt),
+                else => return None,
+            }
+        }
+        while let Ok(attempt) = self.attempts.try_recv() {
+            self.enter(attempt);
+        }
+        Some(first)
+    }
+
+    /// Moves jobs of a part to `batch`, and `first` before them if it is one. Returns their size, which is not above `most` before the last job.
+    /// A claim counts as `renewals_per_claim`, and a renewal as 1.
+    pub(super) fn take(
+        &mut self,
+        part: usize,
+        first: &mut Option<(usize, Job)>,
+        most: usize,
+        batch: &mut Vec<Job>,
+    ) -> usize {
+        let mut size = 0;
+        while size < most {
+            let first = first.take_if(|(part_of_first, _)| *part_of_first == part);
+            let Some(job) = first.map(|(_, job)| job).or_else(|| self.next_of(part)) else {
+                break;
+            };
+            if !job.is_cancelled() {
+                size += match job {
+                    Job::Renew(..) => job.claims(),
+                    _ => job.claims() * self.limit.renewals_per_claim,
+                };
+                batch.push(job);
+            }
+        }
+        size
+    }
+}
+
+/// For stores where each part has statements of its own.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+impl Receiver {
+    /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
+    /// sender.
+    ///
+    /// Takes half of the calls that wait or are executed, and at least `least`: the server executes one half while the callers of the other one
+    /// continue. If it took all of them, server and callers would wait for each other.
+    ///
+    /// # Cancellation
+    /// Cancel-safe: no job is lost.
+    pub(in crate::engine::sql) async fn next_of_parts(
+        &mut self,
+        batch: &mut Vec<Job>,
+        parts: [bool; 3],
+        least: usize,
+    ) -> bool {
+        let Some(mut first) = self.first(parts).await else {
+            return false;
+        };
+        let waiting = usize::from(first.is_some()) + self.changes.len() + self.reads.len() + self.waiting.len();
+        let executed: usize = (0..3)
+            .filter(|part| !parts[*part])
+            .map(|part| self.in_statement[part])
+            .sum();
+        let claims = (waiting + executed).div_ceil(2).max(least).min(self.limit.claims);
+        let unit = self.limit.renewals_per_claim;
+        for part in (0..3).filter(|part| parts[*part]) {
+            self.in_statement[part] = self.take(part, &mut first, claims * unit, batch) / unit;
+        }
+        true
+    }
+
+    /// Returns the first of `parts` that has jobs, in their order from `start` on. If none has jobs, returns all of `parts`.
+    pub(in crate::engine::sql) fn first_of(&self, parts: [bool; 3], start: usize) -> [bool; 3] {
+        let has_attempts = !(self.attempts.is_empty() && self.waiting.is_empty());
+        let has_jobs = [!self.changes.is_empty(), !self.reads.is_empty(), has_attempts];
+        let mut order = (start..start + 3).map(|part| part % 3);
+        let first = order.find(|part| parts[*part] && has_jobs[*part]);
+        first.map_or(parts, |first| std::array::from_fn(|part| part == first))
+    }
+}
+
+#[cfg(all(test, any(feature = "postgres", feature = "mysql")))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::engine::sql::jobs::{Job, Limit, Reply, queue};
+    use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
+
+    fn claim(name: &str) -> Claim {
+        let ttl = Ttl::clamped(Duration::from_secs(30));
+        Claim::new(
+            &[Key::new(name).unwrap()],
+            OwnerToken::fresh(),
+            ttl,
+            Arc::new(Process::current()),
+        )
+    }
+
+    #[tokio::test]
+    async fn a_statement_takes_half_of_the_calls_that_wait_or_are_executed() {
+        let (sender, mut receiver) = queue(Limit::claims(128));
+        let mut answers = Vec::new();
+        let mut attempts = |count: usize| {
+            for name in 0..count {
+                let (reply, answer) = Reply::new();
+                let claim = Arc::new(claim(&format!("n{name}")));
+                sender.send(Job::Acquire(vec![claim], Arc::default(), reply));
+                answers.push(answer);
+            }
+        };
+        attempts(100);
+        let mut next = async |parts, least| {
+            let mut batch = Vec::new();
+            assert!(receiver.next_of_parts(&mut batch, parts, least).await);
+            batch.len()
+        };
+        assert_eq!(next([true; 3], 32).await, 50);
+        attempts(50);
+        assert_eq!(next([true; 3], 32).await, 50);
+        assert_eq!(next([true; 3], 32).await, 32);
+        assert_eq!(next([true; 3], 32).await, 18);
+        attempts(60);
+        assert_eq!(next([true; 3], 60).await, 60);
+        attempts(300);
+        assert_eq!(next([true; 3], 32).await, 128, "the limit");
+        assert_eq!(next([true; 3], 1000).await, 128);
+        let (reply, _answer) = Reply::new();
+        sender.send(Job::Renew(claim("n"), Ttl::clamped(Duration::from_secs(30)), reply));
+        assert_eq!(next([true, true, false], 1).await, 1);
+        assert_eq!(next([true; 3], 1).await, 22);
+    }
+
+    #[test]
+    fn each_part_with_jobs_has_its_turn() {
+        let (sender, receiver) = queue(Limit::claims(64));
+        assert_eq!(receiver.first_of([true; 3], 1), [true; 3]);
+        let claim = claim("n");
+        let (key, ttl) = (claim.keys()[0].clone(), claim.ttl);
+        let ((read, _read), (renewed, _renewed), (granted, _granted)) = (Reply::new(), Reply::new(), Reply::new());
+        sender.send(Job::Inspect(key, read));
+        sender.send(Job::Renew(claim.clone(), ttl, renewed));
+        let [changes, reads, attempts] = [[true, false, false], [false, true, false], [false, false, true]];
+        assert_eq!(receiver.first_of([true; 3], 2), changes, "there are no attempts");
+        sender.send(Job::Acquire(vec![Arc::new(claim)], Arc::default(), granted));
+        let turns = [0, 1, 2, 3].map(|start| receiver.first_of([true; 3], start));
+        assert_eq!(turns, [changes, reads, attempts, changes]);
+        assert_eq!(receiver.first_of([false, true, true], 0), reads);
+    }
+}
