@@ -3,6 +3,7 @@
 //! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
 //! this order, up to the maximum of the queue. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
 //! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
+//! `parts.rs`: where each part has statements of its own.
 //!
 //! `overload_queue.rs` decides which attempt is next.
 
@@ -342,7 +343,7 @@ impl Receiver {
         let mut size = 0;
         for part in 0..3 {
             let most = (self.limit.claims * unit).max(size + SHARE * unit);
-            size += self.take(part, &mut first, most - size, batch);
+            size += self.take(part, &mut first, (usize::MAX, most - size), batch);
         }
         true
     }

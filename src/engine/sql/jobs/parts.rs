@@ -2,6 +2,10 @@
 
 use super::{Job, Receiver};
 
+/// Number of calls below which a statement takes all that wait: each statement costs a round trip and a commit.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const LEAST: usize = 32;
+
 impl Receiver {
     /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
     /// and have no sender.
@@ -23,28 +27,31 @@ impl Receiver {
         Some(first)
     }
 
-    /// Moves jobs of a part to `batch`, and `first` before them if it is one. Returns their size, which is not above `most` before the last job.
-    /// A claim counts as `renewals_per_claim`, and a renewal as 1.
+    /// Moves jobs of a part to `batch`, and `first` before them if it is one: up to `calls` that are no renewals, and until their size is `most`.
+    /// Returns their size. A claim counts as `renewals_per_claim`, and a renewal as 1.
     pub(super) fn take(
         &mut self,
         part: usize,
         first: &mut Option<(usize, Job)>,
-        most: usize,
+        (calls, most): (usize, usize),
         batch: &mut Vec<Job>,
     ) -> usize {
-        let mut size = 0;
-        while size < most {
+        let (mut taken, mut size) = (0, 0);
+        while size < most && taken < calls {
             let first = first.take_if(|(part_of_first, _)| *part_of_first == part);
             let Some(job) = first.map(|(_, job)| job).or_else(|| self.next_of(part)) else {
                 break;
             };
-            if !job.is_cancelled() {
-                size += match job {
-                    Job::Renew(..) => job.claims(),
-                    _ => job.claims() * self.limit.renewals_per_claim,
-                };
-                batch.push(job);
+            if job.is_cancelled() {
+                continue;
             }
+            if let Job::Renew(..) = job {
+                size += job.claims();
+            } else {
+                taken += 1;
+                size += job.claims() * self.limit.renewals_per_claim;
+            }
+            batch.push(job);
         }
         size
     }
@@ -54,31 +61,35 @@ impl Receiver {
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 impl Receiver {
     /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
-    /// sender.
+    /// sender. `takes_turns`: only the part of the first job.
     ///
-    /// Takes half of the calls that wait or are executed, and at least `least`: the server executes one half while the callers of the other one
-    /// continue. If it took all of them, server and callers would wait for each other.
+    /// A statement takes half of the calls that wait or are executed, and at least [`LEAST`]: the server executes it while the callers of the
+    /// other half continue. If it took all of them, server and callers would wait for each other. Nothing waits for a renewal.
     ///
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(in crate::engine::sql) async fn next_of_parts(
         &mut self,
         batch: &mut Vec<Job>,
-        parts: [bool; 3],
-        least: usize,
+        mut parts: [bool; 3],
+        takes_turns: bool,
     ) -> bool {
         let Some(mut first) = self.first(parts).await else {
             return false;
         };
+        if takes_turns {
+            let part = first.as_ref().map_or(2, |(part, _)| *part);
+            parts = std::array::from_fn(|other| other == part);
+        }
         let waiting = usize::from(first.is_some()) + self.changes.len() + self.reads.len() + self.waiting.len();
-        let executed: usize = (0..3)
-            .filter(|part| !parts[*part])
-            .map(|part| self.in_statement[part])
-            .sum();
-        let claims = (waiting + executed).div_ceil(2).max(least).min(self.limit.claims);
-        let unit = self.limit.renewals_per_claim;
+        let is_executed = |part: &usize| !parts[*part];
+        let executed: usize = (0..3).filter(is_executed).map(|part| self.in_statement[part]).sum();
+        let half = (waiting + executed).div_ceil(2).max(LEAST);
+        let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
-            self.in_statement[part] = self.take(part, &mut first, claims * unit, batch) / unit;
+            let before = batch.len();
+            self.take(part, &mut first, (half, most), batch);
+            self.in_statement[part] = batch.len() - before;
         }
         true
     }
@@ -124,25 +135,60 @@ mod tests {
             }
         };
         attempts(100);
-        let mut next = async |parts, least| {
+        let mut next = async |parts| {
             let mut batch = Vec::new();
-            assert!(receiver.next_of_parts(&mut batch, parts, least).await);
+            assert!(receiver.next_of_parts(&mut batch, parts, false).await);
             batch.len()
         };
-        assert_eq!(next([true; 3], 32).await, 50);
+        assert_eq!(next([true; 3]).await, 50);
         attempts(50);
-        assert_eq!(next([true; 3], 32).await, 50);
-        assert_eq!(next([true; 3], 32).await, 32);
-        assert_eq!(next([true; 3], 32).await, 18);
-        attempts(60);
-        assert_eq!(next([true; 3], 60).await, 60);
+        assert_eq!(next([true; 3]).await, 50);
+        assert_eq!(next([true; 3]).await, 32);
+        assert_eq!(next([true; 3]).await, 18);
         attempts(300);
-        assert_eq!(next([true; 3], 32).await, 128, "the limit");
-        assert_eq!(next([true; 3], 1000).await, 128);
-        let (reply, _answer) = Reply::new();
-        sender.send(Job::Renew(claim("n"), Ttl::clamped(Duration::from_secs(30)), reply));
-        assert_eq!(next([true, true, false], 1).await, 1);
-        assert_eq!(next([true; 3], 1).await, 22);
+        assert_eq!(next([true; 3]).await, 128, "the limit");
+        assert_eq!(next([true; 3]).await, 86);
+    }
+
+    #[tokio::test]
+    async fn a_statement_takes_all_renewals() {
+        let (sender, mut receiver) = queue(Limit::claims(256));
+        let (mut renewals, mut releases) = (Vec::new(), Vec::new());
+        for name in 0..60 {
+            let claim = claim(&format!("n{name}"));
+            let (reply, answer) = Reply::new();
+            sender.send(Job::Renew(claim.clone(), claim.ttl, reply));
+            renewals.push(answer);
+        }
+        for name in 0..100 {
+            let (reply, answer) = Reply::new();
+            sender.send(Job::Release(vec![claim(&format!("n{name}"))], Duration::ZERO, reply));
+            releases.push(answer);
+        }
+        for expected in [60 + 80, 20] {
+            let mut batch = Vec::new();
+            assert!(receiver.next_of_parts(&mut batch, [true; 3], false).await);
+            assert_eq!(batch.len(), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_turn_takes_jobs_of_one_part() {
+        let (sender, mut receiver) = queue(Limit::claims(64));
+        let claim = claim("n");
+        let ((read, _read), (renewed, _renewed), (granted, _granted)) = (Reply::new(), Reply::new(), Reply::new());
+        sender.send(Job::Inspect(claim.keys()[0].clone(), read));
+        sender.send(Job::Renew(claim.clone(), claim.ttl, renewed));
+        sender.send(Job::Acquire(vec![Arc::new(claim)], Arc::default(), granted));
+        let mut batch = Vec::new();
+        for size in 1..=3 {
+            assert!(receiver.next_of_parts(&mut batch, [true; 3], true).await);
+            assert_eq!(batch.len(), size);
+        }
+        assert!(matches!(
+            batch[..],
+            [Job::Renew(..), Job::Acquire(..), Job::Inspect(..)]
+        ));
     }
 
     #[test]

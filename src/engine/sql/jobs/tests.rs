@@ -36,12 +36,12 @@ async fn a_part_of_the_queue_is_left_out() {
     sender.send(Job::Renew((*claims[0]).clone(), claims[0].ttl, renewed));
     sender.send(acquire);
     let mut batch = Vec::new();
-    assert!(receiver.next_of_parts(&mut batch, [true, false, false], BATCH).await);
+    assert!(receiver.next_of_parts(&mut batch, [true, false, false], false).await);
     assert!(matches!(batch[..], [Job::Renew(..)]));
     batch.clear();
-    assert!(receiver.next_of_parts(&mut batch, [true, true, false], BATCH).await);
+    assert!(receiver.next_of_parts(&mut batch, [true, true, false], false).await);
     assert!(matches!(batch[..], [Job::Inspect(..)]));
-    assert!(receiver.next_of_parts(&mut batch, [false, false, true], BATCH).await);
+    assert!(receiver.next_of_parts(&mut batch, [false, false, true], false).await);
     assert!(matches!(batch[..], [_, Job::Acquire(..)]));
 }
 

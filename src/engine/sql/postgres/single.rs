@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use futures_util::future::join_all;
+use futures_util::future::{OptionFuture, join_all};
 use tokio_postgres::Row;
 
 use super::session::{PostgresSession, Values};
@@ -19,19 +19,26 @@ use crate::model::{Claim, Fence, OwnerToken, Ttl};
 /// Executes calls. The statements are sent at the same time.
 pub(super) async fn execute(session: &PostgresSession, process: &str, calls: &SingleCalls) -> Answers {
     let connection = &session.connection;
+    let [has_releases, has_renewals] = [!calls.releases.is_empty(), !calls.renewals.is_empty()];
+    let [has_attempts, has_reads] = [!calls.attempts.is_empty(), !calls.reads.is_empty()];
     let (released, renewed, granted, read) = tokio::join!(
         biased;
-        connection.within_limit(session.packet(release(session, process, calls))),
-        connection.within_limit(session.packet(renew(session, &calls.renewals))),
-        connection.within_limit(session.packet(acquire(session, &calls.attempts))),
-        connection.within_limit(session.packet(read(session, &calls.reads))),
+        some(has_releases, || connection.within_limit(session.packet(release(session, process, calls)))),
+        some(has_renewals, || connection.within_limit(session.packet(renew(session, &calls.renewals)))),
+        some(has_attempts, || connection.within_limit(session.packet(acquire(session, &calls.attempts)))),
+        some(has_reads, || connection.within_limit(session.packet(read(session, &calls.reads)))),
     );
     Answers {
-        released,
-        renewed,
-        granted,
-        read,
+        released: released.unwrap_or_else(|| Ok(HashMap::new())),
+        renewed: renewed.unwrap_or_else(|| Ok(HashSet::new())),
+        granted: granted.unwrap_or_else(|| Ok(Granted::default())),
+        read: read.unwrap_or_else(|| Ok(Vec::new())),
     }
+}
+
+/// Returns the statements of a kind if it has calls.
+fn some<F: Future>(has_calls: bool, statements: impl FnOnce() -> F) -> OptionFuture<F> {
+    has_calls.then(statements).into()
 }
 
 /// Releases names, and hands those with a queue off.
@@ -41,9 +48,6 @@ async fn release(
     calls: &SingleCalls,
 ) -> Outcome<HashMap<StoredName, ReleaseAnswer>> {
     let mut released = HashMap::new();
-    if calls.releases.is_empty() {
-        return Ok(released);
-    }
     if !calls.expects_queue {
         released = release_without_queue(session, &calls.releases).await?;
     }
@@ -106,9 +110,6 @@ fn release_answer(session: &PostgresSession, row: &Row) -> Outcome<ReleaseAnswer
 }
 
 async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {
-    if renewals.is_empty() {
-        return Ok(HashSet::new());
-    }
     let names: Vec<&[u8]> = renewals.iter().map(|(name, ..)| name.as_slice()).collect();
     let owners: Vec<&str> = renewals.iter().map(|(_, owner, _)| owner.as_str()).collect();
     let ttls: Vec<i64> = renewals.iter().map(|(.., ttl)| ttl.as_millis() as i64).collect();
@@ -118,9 +119,6 @@ async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, T
 
 async fn acquire(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)]) -> Outcome<Granted> {
     let mut answer = Granted::default();
-    if attempts.is_empty() {
-        return Ok(answer);
-    }
     if let [(name, claim)] = attempts {
         for row in &grant_one(session, name, claim).await? {
             let fence: Option<i64> = session.get(row, 0)?;
@@ -161,17 +159,18 @@ async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)],
     session.query(Sql::Acquire, values).await
 }
 
-/// Maximum number of pages whose statements are pipelined. The server executes them one after the other, and each may wait [`LOCK_WAIT`]
-/// for a locked table. Four such waits are shorter than the default store timeout.
+/// Number of pages that are read before the others. The server executes their statements one after the other, and each may wait
+/// [`LOCK_WAIT`] for a locked table. Four such waits are shorter than the default store timeout.
 ///
 /// [`LOCK_WAIT`]: crate::engine::sql::server::LOCK_WAIT
-const PIPELINED_PAGES: usize = 4;
+const FIRST_PAGES: usize = 4;
 
 /// Reads pages of leases, and pipelines their statements. After an error also waits for the other replies, so that no statement is left on
 /// the connection.
 async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
     let mut read = Vec::with_capacity(pages.len());
-    for pages in pages.chunks(PIPELINED_PAGES) {
+    let (first, others) = pages.split_at(pages.len().min(FIRST_PAGES));
+    for pages in [first, others] {
         for page in join_all(pages.iter().map(|page| read_page(session, page))).await {
             read.push(page?);
         }

@@ -23,11 +23,6 @@ const MAX_CANCELLATIONS: usize = 6;
 /// How long statements on an outdated connection may still run before they are cancelled.
 const OUTDATED_GRACE: Duration = Duration::from_millis(100);
 
-/// About how long a server takes for one more call in a statement.
-const CALL_TIME: Duration = Duration::from_micros(8);
-/// The number of claims below which a statement is not divided into two: what each statement costs would be more than what is gained.
-const LEAST_CLAIMS: usize = 32;
-
 /// What the connections of an engine share.
 pub(in crate::engine::sql) struct Connections {
     /// The name of the engine.
@@ -40,8 +35,6 @@ pub(in crate::engine::sql) struct Connections {
     pub event_loop: Option<Arc<dyn EventLoop>>,
     /// How long the slowest of the last packets took, in microseconds.
     usual_us: AtomicU64,
-    /// How long the fastest of the last packets took, in microseconds.
-    fastest_us: AtomicU64,
     /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
     epoch: watch::Sender<u64>,
 }
@@ -71,7 +64,6 @@ impl Connections {
             dropped: Arc::default(),
             event_loop,
             usual_us: AtomicU64::new(0),
-            fastest_us: AtomicU64::new(0),
             epoch: watch::Sender::default(),
         })
     }
@@ -89,20 +81,11 @@ impl Connections {
         sleep_until(since + usual * 2).await;
     }
 
-    /// Returns the size of a statement whose calls take the server as long as its round trip and its commit do.
-    pub(super) fn least_claims(&self) -> usize {
-        let fixed = Duration::from_micros(self.fastest_us.load(Ordering::Relaxed));
-        LEAST_CLAIMS.max(fixed.div_duration_f64(CALL_TIME) as usize)
-    }
-
     /// Records how long a packet took. Counts less with each later one.
     fn record(&self, took: Duration) {
         let took = took.as_micros() as u64;
         let usual = self.usual_us.load(Ordering::Relaxed);
         self.usual_us.store(took.max(usual - usual / 8), Ordering::Relaxed);
-        let fastest = self.fastest_us.load(Ordering::Relaxed);
-        self.fastest_us
-            .store(took.min(fastest + fastest / 64 + 1), Ordering::Relaxed);
     }
 
     /// Returns how long a statement waits for a locked row, where the server has such a limit: at most half of the store timeout, so that

@@ -159,7 +159,7 @@ impl<S: Server> IdleSessions<S> {
     /// Returns the parts of the queue that can be executed now. While the parts take turns, returns one part with jobs and moves on to the
     /// next turn. `free`: the parts without a task.
     pub(super) fn executable(&mut self, free: [bool; 3], jobs: &Receiver) -> [bool; 3] {
-        if self.turns_end().is_none_or(|end| end <= Instant::now()) {
+        if !self.takes_turns() {
             return free;
         }
         let is_any_open = self.sessions.last().is_some_and(LazySession::is_open);
@@ -172,6 +172,11 @@ impl<S: Server> IdleSessions<S> {
                 parts
             }
         }
+    }
+
+    /// Whether the parts of the queue take turns.
+    pub(super) fn takes_turns(&self) -> bool {
+        self.turns_end().is_some_and(|end| end > Instant::now())
     }
 
     /// Returns until when the parts of the queue take turns. `None`: no connection failed to open.

@@ -173,7 +173,7 @@ async fn serve<S: Server>(
             held_back.drain(..).for_each(|job| shared.transactions.send(job));
         }
         let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
-        let parts = idle.executable(free, &jobs);
+        let (parts, takes_turns) = (idle.executable(free, &jobs), idle.takes_turns());
         let can_check = free[1] && parts != [false; 3];
         let server = &shared.server;
         // `select!` polls in random order, so that neither checks nor calls starve.
@@ -190,7 +190,7 @@ async fn serve<S: Server>(
             }
             () = shared.timers.sweep_due(), if can_check => reads = Some(Box::pin(shared.sweep(idle.take(server)))),
             () = idle.turns_ended(), if parts == [false; 3] && free != parts => {}
-            next = jobs.next_of_parts(&mut batch, parts, server.connections().least_claims()), if parts != [false; 3] => {
+            next = jobs.next_of_parts(&mut batch, parts, takes_turns), if parts != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
                         break;
