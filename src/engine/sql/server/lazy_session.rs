@@ -127,7 +127,7 @@ pub(super) struct IdleSessions<S: Server> {
     sessions: Vec<LazySession<S>>,
     /// The number of connections with a task that were open when the task began.
     open_in_use: usize,
-    /// The number of turns so far. Modulo 3, the part whose turn is next.
+    /// The number of turns so far. Modulo 3, the part that is next.
     turn: usize,
 }
 
@@ -156,8 +156,8 @@ impl<S: Server> IdleSessions<S> {
         lazy
     }
 
-    /// Returns the parts of the queue that can be executed now. While the parts take turns, returns one part with jobs and moves on to the
-    /// next turn. `free`: the parts without a task.
+    /// Returns the parts of the queue that can be executed now. While the parts take turns, returns a single part that has jobs, and
+    /// increments `turn`. `free`: the parts without a task.
     pub(super) fn executable(&mut self, free: [bool; 3], jobs: &Receiver) -> [bool; 3] {
         if !self.takes_turns() {
             return free;
