@@ -109,7 +109,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use crate::engine::sql::jobs::{Job, Limit, Reply, queue};
+    use crate::engine::sql::jobs::{Job, Limit, Receiver, Reply, Sender, queue};
     use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
     fn claim(name: &str) -> Claim {
@@ -172,14 +172,33 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_turn_takes_jobs_of_one_part() {
-        let (sender, mut receiver) = queue(Limit::claims(64));
+    /// Returns a queue with one job of each part.
+    fn queue_of_three() -> (Sender, Receiver, impl Sized) {
+        let (sender, receiver) = queue(Limit::claims(64));
         let claim = claim("n");
-        let ((read, _read), (renewed, _renewed), (granted, _granted)) = (Reply::new(), Reply::new(), Reply::new());
+        let ((read, was_read), (renewed, was_renewed), (granted, was_granted)) =
+            (Reply::new(), Reply::new(), Reply::new());
         sender.send(Job::Inspect(claim.keys()[0].clone(), read));
         sender.send(Job::Renew(claim.clone(), claim.ttl, renewed));
         sender.send(Job::Acquire(vec![Arc::new(claim)], Arc::default(), granted));
+        (sender, receiver, (was_read, was_renewed, was_granted))
+    }
+
+    #[tokio::test]
+    async fn a_part_of_the_queue_is_left_out() {
+        let (_sender, mut receiver, _answers) = queue_of_three();
+        let mut batch = Vec::new();
+        assert!(receiver.next_of_parts(&mut batch, [true, false, false], false).await);
+        assert!(matches!(batch[..], [Job::Renew(..)]));
+        assert!(receiver.next_of_parts(&mut batch, [true, true, false], false).await);
+        assert!(matches!(batch[..], [_, Job::Inspect(..)]));
+        assert!(receiver.next_of_parts(&mut batch, [false, false, true], false).await);
+        assert!(matches!(batch[..], [_, _, Job::Acquire(..)]));
+    }
+
+    #[tokio::test]
+    async fn a_turn_takes_jobs_of_one_part() {
+        let (_sender, mut receiver, _answers) = queue_of_three();
         let mut batch = Vec::new();
         for size in 1..=3 {
             assert!(receiver.next_of_parts(&mut batch, [true; 3], true).await);

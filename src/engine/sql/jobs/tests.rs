@@ -24,28 +24,6 @@ async fn names(receiver: &mut Receiver) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_part_of_the_queue_is_left_out() {
-    let (sender, mut receiver) = queue(Limit::claims(BATCH));
-    let (acquire, _granted) = attempt(0);
-    let Job::Acquire(claims, ..) = &acquire else {
-        unreachable!("an attempt")
-    };
-    let (renewed, _renewed) = Reply::new();
-    let (read, _read) = Reply::new();
-    sender.send(Job::Inspect(claims[0].keys()[0].clone(), read));
-    sender.send(Job::Renew((*claims[0]).clone(), claims[0].ttl, renewed));
-    sender.send(acquire);
-    let mut batch = Vec::new();
-    assert!(receiver.next_of_parts(&mut batch, [true, false, false], false).await);
-    assert!(matches!(batch[..], [Job::Renew(..)]));
-    batch.clear();
-    assert!(receiver.next_of_parts(&mut batch, [true, true, false], false).await);
-    assert!(matches!(batch[..], [Job::Inspect(..)]));
-    assert!(receiver.next_of_parts(&mut batch, [false, false, true], false).await);
-    assert!(matches!(batch[..], [_, Job::Acquire(..)]));
-}
-
-#[tokio::test]
 async fn renewals_and_releases_go_before_earlier_attempts_and_leave_them_a_share() {
     let (sender, mut receiver) = queue(Limit::claims(BATCH));
     let mut answers: Vec<Answer> = Vec::new();
