@@ -261,7 +261,7 @@ pub(super) struct Receiver {
     /// The attempts that were received.
     waiting: OverloadQueue<Job>,
     limit: Limit,
-    /// The number of claims of each part in its last statement.
+    /// The number of calls of each part in its last statement.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     in_statement: [usize; 3],
 }

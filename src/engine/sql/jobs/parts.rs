@@ -64,7 +64,8 @@ impl Receiver {
     /// sender. `takes_turns`: only the part of the first job.
     ///
     /// A statement takes half of the calls that wait or are executed, and at least [`LEAST`]: the server executes it while the callers of the
-    /// other half continue. If it took all of them, server and callers would wait for each other. Nothing waits for a renewal.
+    /// other half continue. If it took all of them, server and callers would wait for each other. Renewals do not count:
+    /// usually no caller waits for one.
     ///
     /// # Cancellation
     /// Cancel-safe: no job is lost.
