@@ -1,9 +1,10 @@
 //! The jobs of the task that uses a connection, and the queue in which they wait.
 //!
-//! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
-//! this order, up to the maximum of the queue. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
-//! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
-//! `parts.rs`: where each part has statements of its own.
+//! The queue has three parts: renewals and releases; reads; and attempts to acquire. Each transaction takes jobs from them in this order, up
+//! to the maximum of the queue. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So renewals and
+//! releases go before everything else, and no part stops another one. In their part renewals go before releases, except that the last
+//! [`SHARE`] claims go to releases first. A job whose caller was dropped is skipped.
+//! `parts.rs`, `statement_cost.rs`: where each part has statements of its own.
 //!
 //! `overload_queue.rs` decides which attempt is next.
 
@@ -23,7 +24,7 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// Maximum number of claims in a transaction of several statements, unless one job has more; half of it on MySQL and MariaDB. They share
 /// its begin and its commit. Other processes wait while it lasts.
 pub(super) const BATCH: usize = 64;
-/// Number of claims of each part of the queue that a transaction executes, if that many wait.
+/// Number of claims of each part of the queue, and of releases behind renewals, that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
 /// Number of names of one claim that count as one claim.
@@ -248,22 +249,25 @@ impl Job {
 
 /// The sending half of the queue.
 pub(super) struct Sender {
-    changes: mpsc::UnboundedSender<Job>,
+    renewals: mpsc::UnboundedSender<Job>,
+    releases: mpsc::UnboundedSender<Job>,
     reads: mpsc::UnboundedSender<Job>,
     attempts: mpsc::UnboundedSender<Attempt>,
 }
 
 /// The receiving half of the queue.
 pub(super) struct Receiver {
-    changes: mpsc::UnboundedReceiver<Job>,
+    renewals: mpsc::UnboundedReceiver<Job>,
+    /// Releases, forced releases and transfers.
+    releases: mpsc::UnboundedReceiver<Job>,
     reads: mpsc::UnboundedReceiver<Job>,
     attempts: mpsc::UnboundedReceiver<Attempt>,
     /// The attempts that were received.
     waiting: OverloadQueue<Job>,
     limit: Limit,
-    /// The number of calls of each part in its last statement.
+    /// The number of jobs of each part in its last batch, without renewals.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
-    in_statement: [usize; 3],
+    counted_in_batch: [usize; 3],
 }
 
 /// The size of a transaction, or of a statement, unless one job is larger.
@@ -282,24 +286,27 @@ struct Attempt {
     job: Job,
 }
 
-/// Creates a queue. `limit`: the maximum size of a transaction.
+/// Creates a queue. `limit`: the maximum size of a transaction, or of a statement.
 pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
-    let (changes, changes_receiver) = mpsc::unbounded_channel();
+    let (renewals, renewals_receiver) = mpsc::unbounded_channel();
+    let (releases, releases_receiver) = mpsc::unbounded_channel();
     let (reads, reads_receiver) = mpsc::unbounded_channel();
     let (attempts, attempts_receiver) = mpsc::unbounded_channel();
     let sender = Sender {
-        changes,
+        renewals,
+        releases,
         reads,
         attempts,
     };
     let receiver = Receiver {
-        changes: changes_receiver,
+        renewals: renewals_receiver,
+        releases: releases_receiver,
         reads: reads_receiver,
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
         limit,
         #[cfg(any(feature = "postgres", feature = "mysql"))]
-        in_statement: [0; 3],
+        counted_in_batch: [0; 3],
     };
     (sender, receiver)
 }
@@ -318,7 +325,8 @@ impl Sender {
     /// Appends a job to its part. When the task has ended, the job and its reply are dropped.
     pub(super) fn send(&self, job: Job) {
         let part = match job {
-            Job::Renew(..) | Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => &self.changes,
+            Job::Renew(..) => &self.renewals,
+            Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => &self.releases,
             Job::Inspect(..) | Job::List(..) => &self.reads,
             Job::Acquire(ref claims, ..) => {
                 let (since, name) = (Instant::now(), claims[0].keys()[0].clone());
@@ -348,10 +356,11 @@ impl Receiver {
         true
     }
 
-    /// Removes the next job of a part.
-    fn next_of(&mut self, part: usize) -> Option<Job> {
+    /// Removes the next job of a part. `renewals_first`: a renewal before a release, otherwise a release before a renewal.
+    fn next_of(&mut self, part: usize, renewals_first: bool) -> Option<Job> {
         match part {
-            0 => self.changes.try_recv().ok(),
+            0 if renewals_first => self.renewals.try_recv().or_else(|_| self.releases.try_recv()).ok(),
+            0 => self.releases.try_recv().or_else(|_| self.renewals.try_recv()).ok(),
             1 => self.reads.try_recv().ok(),
             _ => {
                 // The oldest attempts time out first. Remove them when they are cancelled: otherwise they stay behind the newest ones
@@ -368,5 +377,7 @@ impl Receiver {
 }
 
 mod parts;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(super) mod statement_cost;
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,11 @@
 //! The parts of a queue.
 
-use super::{Job, Receiver};
-
-/// Number of calls below which a statement takes all that wait: each statement costs a round trip and a commit.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-const LEAST: usize = 32;
+use parking_lot::Mutex;
+
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::statement_cost::StatementCost;
+use super::{Job, Receiver, SHARE};
 
 impl Receiver {
     /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
@@ -15,7 +16,8 @@ impl Receiver {
         if !attempts || self.waiting.is_empty() {
             tokio::select! {
                 biased;
-                Some(job) = self.changes.recv(), if changes => first = Some((0, job)),
+                Some(job) = self.renewals.recv(), if changes => first = Some((0, job)),
+                Some(job) = self.releases.recv(), if changes => first = Some((0, job)),
                 Some(job) = self.reads.recv(), if reads => first = Some((1, job)),
                 Some(attempt) = self.attempts.recv(), if attempts => self.enter(attempt),
                 else => return None,
@@ -37,9 +39,12 @@ impl Receiver {
         batch: &mut Vec<Job>,
     ) -> usize {
         let (mut taken, mut size) = (0, 0);
+        let share = SHARE * self.limit.renewals_per_claim;
         while size < most && taken < calls {
+            // The last share goes to releases first.
+            let renewals_first = size + share < most;
             let first = first.take_if(|(part_of_first, _)| *part_of_first == part);
-            let Some(job) = first.map(|(_, job)| job).or_else(|| self.next_of(part)) else {
+            let Some(job) = first.map(|(_, job)| job).or_else(|| self.next_of(part, renewals_first)) else {
                 break;
             };
             if job.is_cancelled() {
@@ -63,9 +68,9 @@ impl Receiver {
     /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
     /// sender. `takes_turns`: only the part of the first job.
     ///
-    /// A statement takes half of the calls that wait or are executed, and at least [`LEAST`]: the server executes it while the callers of the
-    /// other half continue. If it took all of them, server and callers would wait for each other. Renewals do not count:
-    /// usually no caller waits for one.
+    /// A statement takes half of the calls that wait or are executed: the server executes it while the callers of the other half continue.
+    /// If it took all of them, server and callers would wait for each other. `cost` sets a minimum, and halves the statement for a
+    /// sample. Renewals do not count: usually no caller waits for one.
     ///
     /// # Cancellation
     /// Cancel-safe: no job is lost.
@@ -74,6 +79,7 @@ impl Receiver {
         batch: &mut Vec<Job>,
         mut parts: [bool; 3],
         takes_turns: bool,
+        cost: &Mutex<StatementCost>,
     ) -> bool {
         let Some(mut first) = self.first(parts).await else {
             return false;
@@ -82,15 +88,21 @@ impl Receiver {
             let part = first.as_ref().map_or(2, |(part, _)| *part);
             parts = std::array::from_fn(|other| other == part);
         }
-        let waiting = usize::from(first.is_some()) + self.changes.len() + self.reads.len() + self.waiting.len();
+        let is_counted = |job: &Job| !matches!(job, Job::Renew(..));
+        let is_first_counted = first.as_ref().is_some_and(|(_, job)| is_counted(job));
+        let waiting = usize::from(is_first_counted) + self.releases.len() + self.reads.len() + self.waiting.len();
         let is_executed = |part: &usize| !parts[*part];
-        let executed: usize = (0..3).filter(is_executed).map(|part| self.in_statement[part]).sum();
-        let half = (waiting + executed).div_ceil(2).max(LEAST);
+        let executed: usize = (0..3).filter(is_executed).map(|part| self.counted_in_batch[part]).sum();
+        let half = (waiting + executed).div_ceil(2);
         let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
             let before = batch.len();
-            self.take(part, &mut first, (half, most), batch);
-            self.in_statement[part] = batch.len() - before;
+            let calls = match part {
+                2 => cost.lock().size(half, self.waiting.len().min(self.limit.claims)),
+                _ => half.max(cost.lock().least()),
+            };
+            self.take(part, &mut first, (calls, most), batch);
+            self.counted_in_batch[part] = batch[before..].iter().filter(|job| is_counted(job)).count();
         }
         true
     }
@@ -98,7 +110,8 @@ impl Receiver {
     /// Returns the first of `parts` that has jobs, in their order from `start` on. If none has jobs, returns all of `parts`.
     pub(in crate::engine::sql) fn first_of(&self, parts: [bool; 3], start: usize) -> [bool; 3] {
         let has_attempts = !(self.attempts.is_empty() && self.waiting.is_empty());
-        let has_jobs = [!self.changes.is_empty(), !self.reads.is_empty(), has_attempts];
+        let has_changes = !(self.renewals.is_empty() && self.releases.is_empty());
+        let has_jobs = [has_changes, !self.reads.is_empty(), has_attempts];
         let mut order = (start..start + 3).map(|part| part % 3);
         let first = order.find(|part| parts[*part] && has_jobs[*part]);
         first.map_or(parts, |first| std::array::from_fn(|part| part == first))
@@ -109,6 +122,8 @@ impl Receiver {
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;
+
+    use parking_lot::Mutex;
 
     use crate::engine::sql::jobs::{Job, Limit, Receiver, Reply, Sender, queue};
     use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
@@ -138,7 +153,11 @@ mod tests {
         attempts(100);
         let mut next = async |parts| {
             let mut batch = Vec::new();
-            assert!(receiver.next_of_parts(&mut batch, parts, false).await);
+            assert!(
+                receiver
+                    .next_of_parts(&mut batch, parts, false, &Mutex::default())
+                    .await
+            );
             batch.len()
         };
         assert_eq!(next([true; 3]).await, 50);
@@ -151,26 +170,57 @@ mod tests {
         assert_eq!(next([true; 3]).await, 86);
     }
 
+    /// The renewals arrive after more releases than the statement takes.
     #[tokio::test]
-    async fn a_statement_takes_all_renewals() {
+    async fn a_statement_takes_all_renewals_first() {
         let (sender, mut receiver) = queue(Limit::claims(256));
         let (mut renewals, mut releases) = (Vec::new(), Vec::new());
+        for name in 0..100 {
+            let (reply, answer) = Reply::new();
+            sender.send(Job::Release(vec![claim(&format!("n{name}"))], Duration::ZERO, reply));
+            releases.push(answer);
+        }
         for name in 0..60 {
             let claim = claim(&format!("n{name}"));
             let (reply, answer) = Reply::new();
             sender.send(Job::Renew(claim.clone(), claim.ttl, reply));
             renewals.push(answer);
         }
+        let mut batch = Vec::new();
+        for expected in [(60, 50), (0, 32), (0, 18)] {
+            assert!(
+                receiver
+                    .next_of_parts(&mut batch, [true; 3], false, &Mutex::default())
+                    .await
+            );
+            let is_renewal = |job: &Job| matches!(job, Job::Renew(..));
+            assert!(batch.is_sorted_by_key(|job| !is_renewal(job)));
+            let renewals = batch.iter().filter(|job| is_renewal(job)).count();
+            assert_eq!((renewals, batch.len() - renewals), expected);
+            batch.clear();
+        }
+    }
+
+    #[tokio::test]
+    async fn releases_have_a_share_of_the_statements_with_many_renewals() {
+        let (sender, mut receiver) = queue(Limit::claims(64));
+        let (reply, _answer) = Reply::new();
+        sender.send(Job::Release(vec![claim("n")], Duration::ZERO, reply));
+        let mut renewals = Vec::new();
         for name in 0..100 {
+            let claim = claim(&format!("n{name}"));
             let (reply, answer) = Reply::new();
-            sender.send(Job::Release(vec![claim(&format!("n{name}"))], Duration::ZERO, reply));
-            releases.push(answer);
+            sender.send(Job::Renew(claim.clone(), claim.ttl, reply));
+            renewals.push(answer);
         }
-        for expected in [60 + 80, 20] {
-            let mut batch = Vec::new();
-            assert!(receiver.next_of_parts(&mut batch, [true; 3], false).await);
-            assert_eq!(batch.len(), expected);
-        }
+        let mut batch = Vec::new();
+        assert!(
+            receiver
+                .next_of_parts(&mut batch, [true; 3], false, &Mutex::default())
+                .await
+        );
+        assert_eq!(batch.len(), 64);
+        assert!(batch.iter().any(|job| matches!(job, Job::Release(..))));
     }
 
     /// Returns a queue with one job of each part.
@@ -189,11 +239,23 @@ mod tests {
     async fn a_part_of_the_queue_is_left_out() {
         let (_sender, mut receiver, _answers) = queue_of_three();
         let mut batch = Vec::new();
-        assert!(receiver.next_of_parts(&mut batch, [true, false, false], false).await);
+        assert!(
+            receiver
+                .next_of_parts(&mut batch, [true, false, false], false, &Mutex::default())
+                .await
+        );
         assert!(matches!(batch[..], [Job::Renew(..)]));
-        assert!(receiver.next_of_parts(&mut batch, [true, true, false], false).await);
+        assert!(
+            receiver
+                .next_of_parts(&mut batch, [true, true, false], false, &Mutex::default())
+                .await
+        );
         assert!(matches!(batch[..], [_, Job::Inspect(..)]));
-        assert!(receiver.next_of_parts(&mut batch, [false, false, true], false).await);
+        assert!(
+            receiver
+                .next_of_parts(&mut batch, [false, false, true], false, &Mutex::default())
+                .await
+        );
         assert!(matches!(batch[..], [_, _, Job::Acquire(..)]));
     }
 
@@ -202,7 +264,11 @@ mod tests {
         let (_sender, mut receiver, _answers) = queue_of_three();
         let mut batch = Vec::new();
         for size in 1..=3 {
-            assert!(receiver.next_of_parts(&mut batch, [true; 3], true).await);
+            assert!(
+                receiver
+                    .next_of_parts(&mut batch, [true; 3], true, &Mutex::default())
+                    .await
+            );
             assert_eq!(batch.len(), size);
         }
         assert!(matches!(

@@ -123,8 +123,8 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     if !names.is_empty() {
         delete.add(format_args!("DELETE FROM {locks} WHERE name IN ({names}) AND {is_old}"));
         match session.run(delete, &mut Vec::new()).await {
-            // Another program has locked a row: a later sweep removes this page.
-            Err(failure) if failure.kind() == Kind::Locked => {}
+            // Another program has locked a row, or the server ended the statement: a later sweep removes this page.
+            Err(failure) if matches!(failure.kind(), Kind::Locked | Kind::Cancelled) => {}
             outcome => outcome?,
         }
     }

@@ -127,7 +127,8 @@ fn kind_of_number(number: u16) -> Kind {
     match number {
         // A lock wait that lasted too long.
         1205 => Kind::Locked,
-        1317 => Kind::Cancelled,
+        // An interrupted statement; a statement that exceeded `max_statement_time` (1969) or `max_execution_time` (3024).
+        1317 | 1969 | 3024 => Kind::Cancelled,
         // A deadlock, a row that changed, a waiter that another connection has entered; Group Replication: another member has changed a
         // row.
         1213 | 1020 | 1062 | 3101 => Kind::Conflict,
@@ -137,10 +138,10 @@ fn kind_of_number(number: u16) -> Kind {
         1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 | 9001..=9999 => {
             Kind::Broken
         }
-        // Too many connections, transactions or locks, a limit of the user, a full disk, no memory, a commit that failed, a
-        // statement that took too long.
-        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1180 | 1206 | 1637 | 1969 | 3024
-        | 3100 => Kind::Refused,
+        // Too many connections, transactions or locks, a limit of the user, a full disk, no memory, a commit that failed.
+        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1180 | 1206 | 1637 | 3100 => {
+            Kind::Refused
+        }
         _ => Kind::Permanent,
     }
 }
@@ -198,7 +199,7 @@ mod tests {
             (Kind::Conflict, &[1213]),
             (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013, 9001]),
             (Kind::Refused, &[1040, 1114]),
-            (Kind::Cancelled, &[1317]),
+            (Kind::Cancelled, &[1317, 1969, 3024]),
             (Kind::NoTable, &[1146]),
             (Kind::Permanent, &[1044, 1045, 1049, 1054, 1142]),
         ] {

@@ -15,10 +15,11 @@ use std::sync::Arc;
 
 pub use self::config::MysqlConfig;
 use self::session::{MysqlServer, MysqlSession};
+use super::Page;
 use super::jobs::{BATCH, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
 use super::server::connection::{Connection, Connections};
-use super::server::single_calls::{Answers, SingleCalls};
+use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
 use super::server::{Outcome, Server, ServerEngine, Session};
@@ -104,8 +105,16 @@ impl Session for MysqlSession {
         MysqlSession::durability_warning(self).await
     }
 
-    async fn single(&mut self, _process: &str, calls: &SingleCalls) -> Answers {
-        single::execute(self, calls).await
+    async fn attempt(&mut self, attempts: &[Attempt]) -> Outcome<Granted> {
+        single::attempt(self, attempts).await
+    }
+
+    async fn change(&mut self, _process: &str, changes: &SingleChanges) -> (ReleasedNames, RenewedOwners) {
+        updates::change(self, changes).await
+    }
+
+    async fn read(&mut self, pages: &[Page]) -> Outcome<Vec<PageRead>> {
+        single::read(self, pages).await
     }
 
     async fn begin(&mut self, process: &str, plan: &Plan) -> Outcome<Ledger> {

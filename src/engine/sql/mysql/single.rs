@@ -4,52 +4,17 @@
 //! them. On MariaDB an attempt returns the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there,
 //! with a `SELECT`. So are all attempts on a server that cannot prepare statements.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-
 use sqlx::Row as _;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 
-use super::STATEMENT_BATCH;
 use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
-use super::updates::{release, renew};
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, PageRead, SingleCalls, micros};
-use crate::model::Claim;
-
-/// Executes calls, each packet within the store timeout. After a failure, the remaining kinds are not executed and have the same failure.
-pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> Answers {
-    let (mut released, mut renewed, mut granted, mut leases) = (None, None, None, None);
-    let executed = async {
-        let mut extended = HashSet::new();
-        let most = if session.has_tls {
-            STATEMENT_BATCH
-        } else {
-            calls.renewals.len().max(1)
-        };
-        for renewals in calls.renewals.chunks(most) {
-            extended.extend(renew(session, renewals).await?);
-        }
-        renewed = Some(extended);
-        released = Some(release(session, &calls.releases).await?);
-        granted = Some(attempt(session, &calls.attempts).await?);
-        leases = Some(read(session, &calls.reads).await?);
-        Ok(())
-    };
-    let executed = executed.await;
-    let failure = || executed.clone().err().unwrap_or_else(|| session.unexpected());
-    Answers {
-        released: released.ok_or_else(failure),
-        renewed: renewed.ok_or_else(failure),
-        granted: granted.ok_or_else(failure),
-        read: leases.ok_or_else(failure),
-    }
-}
+use crate::engine::sql::server::single_calls::{Attempt, Granted, Lease, PageRead, micros};
 
 /// The columns that [`AttemptRow`] reads. The remaining time of the lease follows them.
 const ATTEMPT_COLUMNS: &str = "name, owner, fence, queued";
@@ -85,9 +50,6 @@ impl AttemptRow {
     }
 }
 
-/// An attempt for one name.
-type Attempt = (StoredName, Arc<Claim>);
-
 /// The fencing token after an attempt. `{free}` is the condition on which the attempt grants the name.
 const FENCE: &str = "IF({free}, GREATEST(fence + 1, VALUES(fence)), fence)";
 /// [`FENCE`], with the fencing token of the grant, or 0, as the insert id.
@@ -97,7 +59,7 @@ const FENCE_AS_ID: &str = "IF({free}, LAST_INSERT_ID(GREATEST(fence + 1, VALUES(
 const LEAST_FENCE: u64 = 1_000_000_000_000_000;
 
 /// Grants names without a queue that are free, and names that the same owner holds already.
-async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Granted> {
+pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Granted> {
     if attempts.is_empty() {
         return Ok(Granted::default());
     }
@@ -218,10 +180,7 @@ fn granted(attempt_rows: impl IntoIterator<Item = AttemptRow>, attempts: &[&Atte
 }
 
 /// Reads pages of leases, each sorted by name. A reserved name has no holder.
-async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
-    if pages.is_empty() {
-        return Ok(Vec::new());
-    }
+pub(super) async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
     let bounds = bounds(session, pages).await?;
     let mut packet = Packet::default();
     packet.add(CLOCK);

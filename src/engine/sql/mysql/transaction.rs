@@ -191,10 +191,13 @@ pub(super) async fn write(
     if !changes.rows.is_empty() {
         update(&mut packet, locks, waiters, changes);
     }
-    packet.add("COMMIT");
+    let commit = packet.add("COMMIT");
     packet.add(format_args!("SET SESSION wait_timeout = {}", session.wait_timeout_s));
     let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
+    if let Err(failure) = session.run(packet, &mut answers).await {
+        let is_committed = answers.len() > commit;
+        return Err(if is_committed { failure.after_commit() } else { failure });
+    }
     for row in entered.map(|index| rows(&answers, index)).unwrap_or_default() {
         if let (Some(owner), Some(ticket)) = (row.text(0), row.number(1)) {
             tickets.insert(owner, ticket.unsigned_abs());

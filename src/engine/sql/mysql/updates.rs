@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use sqlx::mysql::MySqlArguments;
 
+use super::STATEMENT_BATCH;
 use super::checks::NO_LIMIT;
 use super::packet::{Bytes, CLOCK, NOW, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
@@ -16,14 +17,37 @@ use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::Failure;
-use crate::engine::sql::server::single_calls::ReleaseAnswer;
+use crate::engine::sql::server::single_calls::{ReleaseAnswer, ReleasedNames, RenewedOwners, SingleChanges};
 use crate::model::{OwnerToken, Ttl};
 
+/// Executes renewals, then releases, each packet within the store timeout. After a failure of the renewals, the releases are not executed and
+/// fail with the same failure.
+pub(super) async fn change(session: &mut MysqlSession, changes: &SingleChanges) -> (ReleasedNames, RenewedOwners) {
+    let renewed = renew_all(session, &changes.renewals).await;
+    let released = match &renewed {
+        Ok(_) => release(session, &changes.releases).await,
+        Err(failure) => Err(failure.clone()),
+    };
+    (released, renewed)
+}
+
+/// Extends leases. Through TLS a statement has [`STATEMENT_BATCH`] of them at most, so that its packet is usually smaller than a TLS record
+/// (16 KiB).
+async fn renew_all(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> RenewedOwners {
+    let most = if session.has_tls {
+        STATEMENT_BATCH
+    } else {
+        renewals.len().max(1)
+    };
+    let mut renewed = HashSet::new();
+    for renewals in renewals.chunks(most) {
+        renewed.extend(renew(session, renewals).await?);
+    }
+    Ok(renewed)
+}
+
 /// Extends leases of one name each, and never shortens one. Returns the owners of the extended leases.
-pub(super) async fn renew(
-    session: &mut MysqlSession,
-    renewals: &[(StoredName, OwnerToken, Ttl)],
-) -> Outcome<HashSet<String>> {
+async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> RenewedOwners {
     let server = session.server.clone();
     let locks = &server.tables.locks;
     let names = list(renewals.iter().map(|(name, ..)| Bytes(name)));
@@ -97,10 +121,7 @@ async fn update_with_clock(session: &mut MysqlSession, update: &str) -> Outcome<
 }
 
 /// Releases live leases of names without a queue.
-pub(super) async fn release(
-    session: &mut MysqlSession,
-    releases: &[(StoredName, OwnerToken)],
-) -> Outcome<HashMap<StoredName, ReleaseAnswer>> {
+async fn release(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)]) -> ReleasedNames {
     if releases.is_empty() {
         return Ok(HashMap::new());
     }

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 pub use self::config::PostgresConfig;
 use self::session::{PostgresServer, PostgresSession};
+use super::Page;
 use super::jobs::{BATCH, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
 use super::server::connection::{Connection, Connections};
-use super::server::single_calls::{Answers, SingleCalls};
+use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
 use super::server::waiters::Waiters;
@@ -105,8 +106,18 @@ impl Session for PostgresSession {
         }))
     }
 
-    async fn single(&mut self, process: &str, calls: &SingleCalls) -> Answers {
-        single::execute(self, process, calls).await
+    async fn attempt(&mut self, attempts: &[Attempt]) -> Outcome<Granted> {
+        let statement = self.packet(single::attempt(self, attempts));
+        self.connection.within_limit(statement).await
+    }
+
+    async fn change(&mut self, process: &str, changes: &SingleChanges) -> (ReleasedNames, RenewedOwners) {
+        single::change(self, process, changes).await
+    }
+
+    async fn read(&mut self, pages: &[Page]) -> Outcome<Vec<PageRead>> {
+        let statements = self.packet(single::read(self, pages));
+        self.connection.within_limit(statements).await
     }
 
     async fn begin(&mut self, process: &str, plan: &Plan) -> Outcome<Ledger> {

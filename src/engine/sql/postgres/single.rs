@@ -1,7 +1,6 @@
 //! The single statements.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 
 use futures_util::future::{OptionFuture, join_all};
 use tokio_postgres::Row;
@@ -13,27 +12,28 @@ use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::{Content, Notification, StoredName};
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, PageRead, ReleaseAnswer, SingleCalls, micros};
+use crate::engine::sql::server::error::Kind;
+use crate::engine::sql::server::single_calls::{
+    Attempt, Granted, Lease, PageRead, ReleaseAnswer, ReleasedNames, RenewedOwners, SingleChanges, micros,
+};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
-/// Executes calls. The statements are sent at the same time.
-pub(super) async fn execute(session: &PostgresSession, process: &str, calls: &SingleCalls) -> Answers {
+/// Executes releases and renewals. The statements are sent at the same time.
+pub(super) async fn change(
+    session: &PostgresSession,
+    process: &str,
+    changes: &SingleChanges,
+) -> (ReleasedNames, RenewedOwners) {
     let connection = &session.connection;
-    let [has_releases, has_renewals] = [!calls.releases.is_empty(), !calls.renewals.is_empty()];
-    let [has_attempts, has_reads] = [!calls.attempts.is_empty(), !calls.reads.is_empty()];
-    let (released, renewed, granted, read) = tokio::join!(
+    let (released, renewed) = tokio::join!(
         biased;
-        some(has_releases, || connection.within_limit(session.packet(release(session, process, calls)))),
-        some(has_renewals, || connection.within_limit(session.packet(renew(session, &calls.renewals)))),
-        some(has_attempts, || connection.within_limit(session.packet(acquire(session, &calls.attempts)))),
-        some(has_reads, || connection.within_limit(session.packet(read(session, &calls.reads)))),
+        some(!changes.releases.is_empty(), || connection.within_limit(session.packet(release(session, process, changes)))),
+        some(!changes.renewals.is_empty(), || connection.within_limit(session.packet(renew(session, &changes.renewals)))),
     );
-    Answers {
-        released: released.unwrap_or_else(|| Ok(HashMap::new())),
-        renewed: renewed.unwrap_or_else(|| Ok(HashSet::new())),
-        granted: granted.unwrap_or_else(|| Ok(Granted::default())),
-        read: read.unwrap_or_else(|| Ok(Vec::new())),
-    }
+    (
+        released.unwrap_or_else(|| Ok(HashMap::new())),
+        renewed.unwrap_or_else(|| Ok(HashSet::new())),
+    )
 }
 
 /// Returns the statements of a kind if it has calls.
@@ -42,33 +42,39 @@ fn some<F: Future>(has_calls: bool, statements: impl FnOnce() -> F) -> OptionFut
 }
 
 /// Releases names, and hands those with a queue off.
-async fn release(
-    session: &PostgresSession,
-    process: &str,
-    calls: &SingleCalls,
-) -> Outcome<HashMap<StoredName, ReleaseAnswer>> {
+async fn release(session: &PostgresSession, process: &str, changes: &SingleChanges) -> ReleasedNames {
     let mut released = HashMap::new();
-    if !calls.expects_queue {
-        released = release_without_queue(session, &calls.releases).await?;
+    if !changes.expects_queue {
+        released = release_without_queue(session, &changes.releases).await?;
     }
-    let others = calls.releases.iter().filter(|(name, _)| !released.contains_key(name));
+    let others = changes.releases.iter().filter(|(name, _)| !released.contains_key(name));
     let (names, owners): (Vec<&[u8]>, Vec<&str>) = others.map(|(name, owner)| (&name[..], owner.as_str())).unzip();
-    if !names.is_empty() {
-        let values: &Values<'_> = &[&names, &owners, &process, &(RESERVATION.as_millis() as i64)];
-        let handed_off = session.query(Sql::HandOff, values).await;
-        let is_committed = !released.is_empty();
-        let handed_off = handed_off.map_err(|failure| if is_committed { failure.after_commit() } else { failure });
-        for row in &handed_off? {
-            released.insert(session.get(row, 0)?, release_answer(session, row)?);
+    if names.is_empty() {
+        return Ok(released);
+    }
+    let values: &Values<'_> = &[&names, &owners, &process, &(RESERVATION.as_millis() as i64)];
+    match session.query(Sql::HandOff, values).await {
+        Ok(rows) => {
+            for row in &rows {
+                released.insert(session.get(row, 0)?, release_answer(session, row)?);
+            }
         }
+        // The first statement has released some names. A transaction answers the other releases.
+        Err(failure) if !released.is_empty() && is_not_executed(failure.kind()) => {}
+        Err(failure) => return Err(failure),
     }
     Ok(released)
 }
 
-async fn release_without_queue(
-    session: &PostgresSession,
-    releases: &[(StoredName, OwnerToken)],
-) -> Outcome<HashMap<StoredName, ReleaseAnswer>> {
+/// Whether a failure means that the server has not executed the statement, and that a transaction may succeed.
+fn is_not_executed(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Conflict | Kind::Locked | Kind::Cancelled | Kind::NoTable | Kind::Permanent
+    )
+}
+
+async fn release_without_queue(session: &PostgresSession, releases: &[(StoredName, OwnerToken)]) -> ReleasedNames {
     if let [(name, owner)] = releases {
         let rows = session.query(Sql::ReleaseOne, &[name, &owner.as_str()]).await?;
         let released = rows
@@ -109,7 +115,7 @@ fn release_answer(session: &PostgresSession, row: &Row) -> Outcome<ReleaseAnswer
     })
 }
 
-async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {
+async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> RenewedOwners {
     let names: Vec<&[u8]> = renewals.iter().map(|(name, ..)| name.as_slice()).collect();
     let owners: Vec<&str> = renewals.iter().map(|(_, owner, _)| owner.as_str()).collect();
     let ttls: Vec<i64> = renewals.iter().map(|(.., ttl)| ttl.as_millis() as i64).collect();
@@ -117,8 +123,12 @@ async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, T
     rows.iter().map(|row| session.get(row, 0)).collect()
 }
 
-async fn acquire(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)]) -> Outcome<Granted> {
+/// Makes attempts for different names.
+pub(super) async fn attempt(session: &PostgresSession, attempts: &[Attempt]) -> Outcome<Granted> {
     let mut answer = Granted::default();
+    if attempts.is_empty() {
+        return Ok(answer);
+    }
     if let [(name, claim)] = attempts {
         for row in &grant_one(session, name, claim).await? {
             let fence: Option<i64> = session.get(row, 0)?;
@@ -148,7 +158,7 @@ async fn grant_one(session: &PostgresSession, name: &StoredName, claim: &Claim) 
     session.query(Sql::AcquireOne, values).await
 }
 
-async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)], names: &[&[u8]]) -> Outcome<Vec<Row>> {
+async fn grant(session: &PostgresSession, attempts: &[Attempt], names: &[&[u8]]) -> Outcome<Vec<Row>> {
     let claims = || attempts.iter().map(|(_, claim)| claim);
     let owners: Vec<&str> = claims().map(|claim| claim.owner.as_str()).collect();
     let ttls: Vec<i64> = claims().map(|claim| claim.ttl.as_millis() as i64).collect();
@@ -167,7 +177,7 @@ const FIRST_PAGES: usize = 4;
 
 /// Reads pages of leases, and pipelines their statements. After an error also waits for the other replies, so that no statement is left on
 /// the connection.
-async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
+pub(super) async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
     let mut read = Vec::with_capacity(pages.len());
     let (first, others) = pages.split_at(pages.len().min(FIRST_PAGES));
     for pages in [first, others] {

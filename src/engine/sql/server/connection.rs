@@ -187,9 +187,16 @@ impl Connection {
             return unanswered(match outcome {
                 // The server answers, so the statement waited for a lock. Callers that were not dropped still have time: a transaction
                 // executes their calls.
-                Err(failure) if failure.kind() == Kind::Cancelled && !is_late => Kind::Locked,
+                // After the store timeout they have none.
+                Err(failure) if failure.kind() == Kind::Cancelled => {
+                    if is_late {
+                        Kind::Refused
+                    } else {
+                        Kind::Locked
+                    }
+                }
                 Err(failure) => failure.kind(),
-                // A cancelled commit succeeds without the standby that it waited for.
+                // A cancelled commit succeeds without the standby that it waited for. Of releases, only the first statement may be committed.
                 Ok(_) => Kind::Refused,
             });
         }

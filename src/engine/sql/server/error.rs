@@ -37,7 +37,8 @@ pub(in crate::engine::sql) enum Kind {
     Locked,
     /// The server refused the statement for now. The connection is usable.
     Refused,
-    /// The server cancelled the statement, which was not executed. The connection is usable.
+    /// The server cancelled the statement, which was not executed, for example at its own time limit for statements. The statement may
+    /// have waited for a lock. The connection is usable.
     Cancelled,
     /// The connection is broken, or leads to a server that cannot write. A new one may work.
     Broken,
@@ -116,6 +117,7 @@ impl Failure {
     }
 
     /// Marks the failure as one after a commit: a repetition would find another state.
+    #[cfg(feature = "mysql")]
     pub(in crate::engine::sql) fn after_commit(mut self) -> Self {
         if matches!(
             self.kind,

@@ -156,14 +156,14 @@ impl<S: Server> IdleSessions<S> {
         lazy
     }
 
-    /// Returns the parts of the queue that can be executed now. While the parts take turns, returns a single part that has jobs, and
-    /// increments `turn`. `free`: the parts without a task.
-    pub(super) fn executable(&mut self, free: [bool; 3], jobs: &Receiver) -> [bool; 3] {
-        if !self.takes_turns() {
-            return free;
+    /// Returns the parts of the queue that can be executed now, and whether the parts take turns. While they do, returns a single part that
+    /// has jobs, and increments `turn`. `free`: the parts without a task.
+    pub(super) fn executable(&mut self, free: [bool; 3], jobs: &Receiver) -> ([bool; 3], bool) {
+        if self.turns_end().is_none_or(|end| end <= Instant::now()) {
+            return (free, false);
         }
         let is_any_open = self.sessions.last().is_some_and(LazySession::is_open);
-        match (is_any_open, self.open_in_use) {
+        let parts = match (is_any_open, self.open_in_use) {
             (false, 0) => free,
             (false, _) => [false; 3],
             (true, _) => {
@@ -171,12 +171,8 @@ impl<S: Server> IdleSessions<S> {
                 self.turn += 1;
                 parts
             }
-        }
-    }
-
-    /// Whether the parts of the queue take turns.
-    pub(super) fn takes_turns(&self) -> bool {
-        self.turns_end().is_some_and(|end| end > Instant::now())
+        };
+        (parts, true)
     }
 
     /// Returns until when the parts of the queue take turns. `None`: no connection failed to open.

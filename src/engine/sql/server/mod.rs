@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::connection::{Connection, Connections};
 use self::error::Failure;
 use self::lazy_session::{IdleSessions, LazySession, open_first};
 use self::single::{Shared, SingleWorker, Timers};
-use self::single_calls::{Answers, QueuedNames, SingleCalls};
+use self::single_calls::{Attempt, Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges};
 use self::transaction::{Plan, Prefix};
 use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
@@ -103,9 +104,20 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
     fn durability_warning(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
 
-    /// Executes calls, those of a kind together. The store timeout limits each kind on PostgreSQL, and each packet on MySQL. `process`:
-    /// this process.
-    fn single(&mut self, process: &str, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
+    /// Makes attempts for different names in one statement. MySQL may read the answers with a second one. The store timeout limits each packet.
+    fn attempt(&mut self, attempts: &[Attempt]) -> impl Future<Output = Outcome<Granted>> + Send;
+
+    /// Executes releases and renewals, those of a kind together. The store timeout limits each kind on PostgreSQL, and each packet on MySQL
+    /// and MariaDB. `process`: this process.
+    fn change(
+        &mut self,
+        process: &str,
+        changes: &SingleChanges,
+    ) -> impl Future<Output = (ReleasedNames, RenewedOwners)> + Send;
+
+    /// Reads the leases of pages, each sorted by name. The store timeout limits all pages on PostgreSQL, and each packet on MySQL and
+    /// MariaDB.
+    fn read(&mut self, pages: &[Page]) -> impl Future<Output = Outcome<Vec<PageRead>>> + Send;
 
     /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.
     fn begin(&mut self, process: &str, plan: &Plan) -> impl Future<Output = Outcome<Ledger>> + Send;
@@ -193,6 +205,7 @@ impl<S: Server> ServerEngine<S> {
                 forwarded: Arc::default(),
                 queued: QueuedNames::default(),
                 timers: Timers::default(),
+                cost: Mutex::default(),
             },
             idle: IdleSessions::new(LazySession::new(server.clone(), Some(session))),
             checks,

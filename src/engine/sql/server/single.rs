@@ -17,13 +17,14 @@ use tokio::time::Instant;
 use super::error::Kind;
 use super::lazy_session::{IdleSessions, LazySession};
 use super::single_calls::{
-    Answers, QueuedNames, SingleCalls, answer_attempts, answer_reads, answer_releases, answer_renewals,
+    QueuedNames, SingleChanges, answer_attempts, answer_reads, answer_releases, answer_renewals, attempts, pages,
 };
 use super::transaction::{CheckedNames, Prefix};
 use super::waiters::Waiters;
 use super::worker::{LockedNames, cause};
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
+use crate::engine::sql::jobs::statement_cost::StatementCost;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
 use crate::engine::sql::ledger::StoredName;
 use crate::event_loop::Task;
@@ -87,6 +88,8 @@ pub(super) struct Shared<S: Server> {
     pub forwarded: Arc<ForwardedOwners>,
     pub queued: QueuedNames,
     pub timers: Timers,
+    /// The times of the statements of attempts.
+    pub cost: Mutex<StatementCost>,
 }
 
 /// The due times of the heartbeat and of the sweep. `None`: not yet.
@@ -123,16 +126,6 @@ struct Batch {
     attempts: Vec<Job>,
     /// Attempts for names of `attempts`.
     repeated: Vec<Job>,
-}
-
-impl Batch {
-    fn has_attempts(&self) -> bool {
-        !self.attempts.is_empty()
-    }
-
-    fn has_changes(&self) -> bool {
-        !(self.releases.is_empty() && self.renewals.is_empty())
-    }
 }
 
 /// Waits for the end of statements.
@@ -173,7 +166,7 @@ async fn serve<S: Server>(
             held_back.drain(..).for_each(|job| shared.transactions.send(job));
         }
         let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
-        let (parts, takes_turns) = (idle.executable(free, &jobs), idle.takes_turns());
+        let (parts, takes_turns) = idle.executable(free, &jobs);
         let can_check = free[1] && parts != [false; 3];
         let server = &shared.server;
         // `select!` polls in random order, so that neither checks nor calls starve.
@@ -190,7 +183,7 @@ async fn serve<S: Server>(
             }
             () = shared.timers.sweep_due(), if can_check => reads = Some(Box::pin(shared.sweep(idle.take(server)))),
             () = idle.turns_ended(), if parts == [false; 3] && free != parts => {}
-            next = jobs.next_of_parts(&mut batch, parts, takes_turns), if parts != [false; 3] => {
+            next = jobs.next_of_parts(&mut batch, parts, takes_turns, &shared.cost), if parts != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
                         break;
@@ -205,11 +198,11 @@ async fn serve<S: Server>(
                     continue;
                 }
                 let mut sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
-                if sorted.has_changes() {
+                if !(sorted.releases.is_empty() && sorted.renewals.is_empty()) {
                     let (releases, renewals) = (std::mem::take(&mut sorted.releases), std::mem::take(&mut sorted.renewals));
                     changes = Some(Box::pin(shared.change(idle.take(server), releases, renewals)));
                 }
-                if sorted.has_attempts() {
+                if !sorted.attempts.is_empty() {
                     let (first, repeated) = (std::mem::take(&mut sorted.attempts), std::mem::take(&mut sorted.repeated));
                     owners.extend(first.iter().chain(&repeated).filter_map(owner));
                     attempts = Some(Box::pin(shared.attempt(idle.take(server), first, repeated)));
@@ -330,8 +323,12 @@ impl<S: Server> Shared<S> {
             Ok(session) => {
                 first.retain(Job::start);
                 repeated.retain(Job::start);
-                let calls = SingleCalls::new(&self.prefix, &[], &[], &first, &[]);
-                session.single(&self.waiters.process, &calls).await.granted
+                let since = Instant::now();
+                let granted = session.attempt(&attempts(&self.prefix, &first)).await;
+                if granted.as_ref().is_ok_and(|granted| !granted.fences.is_empty()) {
+                    self.cost.lock().record(first.len(), since.elapsed());
+                }
+                granted
             }
             Err(failure) => Err(failure),
         };
@@ -346,20 +343,20 @@ impl<S: Server> Shared<S> {
     async fn change(&self, mut lazy: LazySession<S>, mut releases: Vec<Job>, mut renewals: Vec<Job>) -> LazySession<S> {
         let prefix = &self.prefix;
         let sent = Moment::now();
-        let answers = match lazy.session().await {
+        let (released, renewed) = match lazy.session().await {
             Ok(session) => {
-                let mut calls = SingleCalls::new(prefix, &releases, &renewals, &[], &[]);
-                calls.expects_queue = releases.iter().any(|job| self.expects_queue(job));
-                session.single(&self.waiters.process, &calls).await
+                let mut changes = SingleChanges::new(prefix, &releases, &renewals);
+                changes.expects_queue = releases.iter().any(|job| self.expects_queue(job));
+                session.change(&self.waiters.process, &changes).await
             }
-            Err(failure) => Answers::failed(&failure),
+            Err(failure) => (Err(failure.clone()), Err(failure)),
         };
-        let released = lazy.settle(answers.released);
+        let released = lazy.settle(released);
         let released = released.map(|released| {
             let effects = answer_releases(&mut releases, prefix, released, &self.queued);
             self.waiters.apply_hand_offs(sent, effects);
         });
-        let renewed = lazy.settle(answers.renewed);
+        let renewed = lazy.settle(renewed);
         let renewed = renewed.map(|renewed| answer_renewals(&mut renewals, &renewed));
         self.finish(releases, &released);
         self.finish(renewals, &renewed);
@@ -369,10 +366,7 @@ impl<S: Server> Shared<S> {
     /// Makes calls that only read.
     async fn read(&self, mut lazy: LazySession<S>, mut jobs: Vec<Job>) -> LazySession<S> {
         let read = match lazy.session().await {
-            Ok(session) => {
-                let calls = SingleCalls::new(&self.prefix, &[], &[], &[], &jobs);
-                session.single(&self.waiters.process, &calls).await.read
-            }
+            Ok(session) => session.read(&pages(&self.prefix, &jobs)).await,
             Err(failure) => Err(failure),
         };
         let read = lazy.settle(read);
@@ -383,10 +377,13 @@ impl<S: Server> Shared<S> {
 
     /// Answers the jobs of a statement. Those without an answer go to the transactions.
     fn finish(&self, jobs: Vec<Job>, outcome: &Outcome<()>) {
-        // A transaction reads committed rows, and executes each job on its own if one is the cause.
-        let is_final = outcome
-            .as_ref()
-            .is_err_and(|failure| !matches!(failure.kind(), Kind::Conflict | Kind::Locked | Kind::Permanent));
+        // A transaction reads committed rows, leaves out jobs with a locked row, and executes each job on its own if one is the cause.
+        let is_final = outcome.as_ref().is_err_and(|failure| {
+            !matches!(
+                failure.kind(),
+                Kind::Conflict | Kind::Locked | Kind::Cancelled | Kind::Permanent
+            )
+        });
         for job in jobs {
             if job.is_answered() || is_final {
                 job.answer(cause(outcome));

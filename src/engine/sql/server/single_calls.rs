@@ -7,7 +7,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Outcome;
-use super::error::Failure;
 use super::transaction::Prefix;
 use super::waiters::Effects;
 use crate::engine::sql::Page;
@@ -16,38 +15,23 @@ use crate::engine::sql::ledger::{Notification, StoredName};
 use crate::engine::{Acquired, Released, Renewed};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
-/// The calls of a batch by their kind.
-pub(in crate::engine::sql) struct SingleCalls {
+/// An attempt for one name.
+pub(in crate::engine::sql) type Attempt = (StoredName, Arc<Claim>);
+
+/// The releases and the renewals of a batch, each for one name.
+#[derive(Default)]
+pub(in crate::engine::sql) struct SingleChanges {
     pub releases: Vec<(StoredName, OwnerToken)>,
     /// Whether a name of the releases is likely to have a queue.
     pub expects_queue: bool,
     pub renewals: Vec<(StoredName, OwnerToken, Ttl)>,
-    /// Attempts for different names.
-    pub attempts: Vec<(StoredName, Arc<Claim>)>,
-    pub reads: Vec<Page>,
 }
 
-/// The answers to each kind. Calls without an answer need a transaction.
-pub(in crate::engine::sql) struct Answers {
-    /// The names that were released.
-    pub released: Outcome<HashMap<StoredName, ReleaseAnswer>>,
-    /// The owners whose leases were extended.
-    pub renewed: Outcome<HashSet<String>>,
-    pub granted: Outcome<Granted>,
-    pub read: Outcome<Vec<PageRead>>,
-}
+/// The names that were released. Releases without an answer need a transaction.
+pub(in crate::engine::sql) type ReleasedNames = Outcome<HashMap<StoredName, ReleaseAnswer>>;
 
-impl Answers {
-    /// Creates the answers of a failure before the first statement.
-    pub(super) fn failed(failure: &Failure) -> Self {
-        Answers {
-            released: Err(failure.clone()),
-            renewed: Err(failure.clone()),
-            granted: Err(failure.clone()),
-            read: Err(failure.clone()),
-        }
-    }
-}
+/// The owners whose leases were extended. Renewals without an answer need a transaction.
+pub(in crate::engine::sql) type RenewedOwners = Outcome<HashSet<String>>;
 
 /// The names that their last release handed off: they are likely to have a queue again.
 #[derive(Default)]
@@ -62,7 +46,7 @@ pub(in crate::engine::sql) struct ReleaseAnswer {
     pub next: Option<Notification>,
 }
 
-/// The answers to attempts.
+/// The answers to attempts. Those without an answer need a transaction.
 #[derive(Default)]
 pub(in crate::engine::sql) struct Granted {
     /// The fencing token of each grant.
@@ -122,9 +106,9 @@ impl QueuedNames {
     }
 }
 
-impl SingleCalls {
-    /// Returns the calls of jobs with one name each.
-    pub(super) fn new(prefix: &Prefix, releases: &[Job], renewals: &[Job], attempts: &[Job], reads: &[Job]) -> Self {
+impl SingleChanges {
+    /// Returns the changes of jobs with one name each.
+    pub(super) fn new(prefix: &Prefix, releases: &[Job], renewals: &[Job]) -> Self {
         let stored = |claim: &Claim| prefix.stored(&claim.keys()[0]);
         let release = |job: &Job| match job {
             Job::Release(claims, ..) => claims.first().map(|claim| (stored(claim), claim.owner.clone())),
@@ -134,23 +118,34 @@ impl SingleCalls {
             Job::Renew(claim, ttl, _) => Some((stored(claim), claim.owner.clone(), *ttl)),
             _ => None,
         };
-        let attempt = |job: &Job| match job {
-            Job::Acquire(claims, ..) => claims.first().map(|claim| (stored(claim), claim.clone())),
-            _ => None,
-        };
-        let read = |job: &Job| match job {
-            Job::Inspect(key, _) => Some(Page::of_name(prefix.stored(key))),
-            Job::List(page, _) => Some(page.clone()),
-            _ => None,
-        };
-        SingleCalls {
+        SingleChanges {
             releases: releases.iter().filter_map(release).collect(),
             expects_queue: false,
             renewals: renewals.iter().filter_map(renewal).collect(),
-            attempts: attempts.iter().filter_map(attempt).collect(),
-            reads: reads.iter().filter_map(read).collect(),
         }
     }
+}
+
+/// Returns the attempts of jobs with one name each.
+pub(super) fn attempts(prefix: &Prefix, jobs: &[Job]) -> Vec<Attempt> {
+    let attempt = |job: &Job| match job {
+        Job::Acquire(claims, ..) => {
+            let claim = claims.first()?;
+            Some((prefix.stored(&claim.keys()[0]), claim.clone()))
+        }
+        _ => None,
+    };
+    jobs.iter().filter_map(attempt).collect()
+}
+
+/// Returns the pages of jobs that only read.
+pub(super) fn pages(prefix: &Prefix, jobs: &[Job]) -> Vec<Page> {
+    let page = |job: &Job| match job {
+        Job::Inspect(key, _) => Some(Page::of_name(prefix.stored(key))),
+        Job::List(page, _) => Some(page.clone()),
+        _ => None,
+    };
+    jobs.iter().filter_map(page).collect()
 }
 
 /// Stores the answers to releases. Returns what follows for the waiters of this process.

@@ -149,7 +149,7 @@ impl<S: Server> Worker<S> {
         self.execute_alone(alone).await;
     }
 
-    /// Executes jobs in one transaction. Returns the jobs to execute alone: one of them is the cause of a failure.
+    /// Executes jobs in one transaction. Returns the jobs to execute alone after a failure.
     async fn execute_together(&mut self, mut batch: Vec<WaitingJob>) -> Vec<WaitingJob> {
         loop {
             let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
@@ -162,7 +162,7 @@ impl<S: Server> Worker<S> {
                 .map(|(job, since)| WaitingJob::new(job, since))
                 .collect();
             match kind {
-                Some(Kind::Locked) => {
+                Some(Kind::Locked | Kind::Cancelled) => {
                     self.failure = outcome.err();
                     match self.read_locked(&batch, Vec::new()).await {
                         Ok(locked) => self.locked.add(locked),
@@ -173,7 +173,8 @@ impl<S: Server> Worker<S> {
                     }
                     batch = self.park_blocked(batch);
                     if batch.len() == count {
-                        // Another transaction has inserted a row, or has locked a gap between rows: this cannot be read.
+                        // Another transaction has inserted a row or locked a gap between rows, which cannot be read. Or the server cancelled a slow
+                        // statement.
                         return batch;
                     }
                 }

@@ -1,106 +1,11 @@
-//! Many callers, callers with short limits, and large claims.
-
-use std::sync::atomic::{AtomicUsize, Ordering};
+//! Many waiters, and large claims.
 
 use futures_util::future::join_all;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::engine::sql::mysql::STATEMENT_BATCH;
 use crate::model::Ttl;
-
-/// Forwards what it reads after `delay`.
-async fn forward(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::tcp::OwnedWriteHalf, delay: Duration) {
-    let (sender, mut receiver) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
-    tokio::spawn(async move {
-        while let Some((at, bytes)) = receiver.recv().await {
-            sleep_until(at).await;
-            if to.write_all(&bytes).await.is_err() {
-                return;
-            }
-        }
-    });
-    let mut buffer = vec![0; 65536];
-    while let Ok(count @ 1..) = from.read(&mut buffer).await {
-        let _ = sender.send((Instant::now() + delay, buffer[..count].to_vec()));
-    }
-}
-
-/// Starts a proxy that delays both directions, and returns the URL through it and its number of connections.
-async fn delayed(url: &str, delay: Duration) -> (String, Arc<AtomicUsize>) {
-    let (head, rest) = url.rsplit_once('@').unwrap();
-    let (host, path) = rest.split_once('/').unwrap();
-    let host = host.to_owned();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let count = Arc::new(AtomicUsize::new(0));
-    let counted = count.clone();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            counted.fetch_add(1, Ordering::Relaxed);
-            let server = TcpStream::connect(&host).await.unwrap();
-            for stream in [&client, &server] {
-                stream.set_nodelay(true).unwrap();
-            }
-            let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-            tokio::spawn(forward(from_client, to_server, delay));
-            tokio::spawn(forward(from_server, to_client, delay));
-        }
-    });
-    (format!("{head}@127.0.0.1:{port}/{path}"), count)
-}
-
-/// A server that answers after 400 ms, and callers that wait for 300 ms.
-#[tokio::test]
-async fn callers_with_a_short_limit_do_not_fail_the_calls_of_others() {
-    let Some(database) = Database::create().await else {
-        return;
-    };
-    let (url, connections) = delayed(&database.url, Duration::from_millis(200)).await;
-    let engine = open(&url, &Settings::default()).await;
-    let holder = claim(&["n"]);
-    acquire(&engine, &holder).await;
-    // Alone they succeed.
-    for _ in 0..5 {
-        assert_eq!(engine.renew(&holder, holder.ttl).await.unwrap(), Renewed::Extended);
-    }
-    let impatient = engine.clone();
-    let impatient = tokio::spawn(async move {
-        for index in 0.. {
-            let engine = impatient.clone();
-            tokio::spawn(async move {
-                let theirs = claim(&[&format!("x{index}")]);
-                let _ = timeout(Duration::from_millis(300), engine.try_acquire(&theirs)).await;
-            });
-            sleep(Duration::from_millis(25)).await;
-        }
-    });
-    sleep(Duration::from_millis(300)).await;
-    let (mut renewals, mut attempts) = (Vec::new(), Vec::new());
-    let began = Instant::now();
-    for index in 0..6 {
-        renewals.push(engine.renew(&holder, holder.ttl).await);
-        let patient = claim(&[&format!("y{index}")]);
-        attempts.push(engine.try_acquire(&patient).await);
-    }
-    impatient.abort();
-    let (took, opened) = (began.elapsed(), connections.load(Ordering::Relaxed));
-    let of_renewals: Vec<String> = renewals
-        .into_iter()
-        .filter_map(|one| Some(one.err()?.to_string()))
-        .collect();
-    let of_attempts: Vec<String> = attempts
-        .into_iter()
-        .filter_map(|one| Some(one.err()?.to_string()))
-        .collect();
-    assert!(
-        of_renewals.is_empty() && of_attempts.is_empty() && opened <= 8,
-        "failed renewals: {of_renewals:?}; failed attempts: {of_attempts:?}; {opened} connections in {took:?}"
-    );
-}
 
 #[tokio::test]
 async fn the_positions_of_many_waiters_stay_alive() {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::*;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::mysql::packet::rows;
-use crate::engine::sql::server::single_calls::Granted;
+use crate::engine::sql::server::single_calls::{Attempt, Granted, SingleChanges};
 use crate::model::Ttl;
 
 /// The modes: whether the server prepares statements, and whether an `INSERT` returns rows.
@@ -32,23 +32,10 @@ fn stored(claim: &Claim) -> StoredName {
     claim.keys()[0].as_str().as_bytes().to_vec()
 }
 
-fn no_calls() -> SingleCalls {
-    SingleCalls {
-        releases: Vec::new(),
-        expects_queue: false,
-        renewals: Vec::new(),
-        attempts: Vec::new(),
-        reads: Vec::new(),
-    }
-}
-
 async fn attempt(session: &mut MysqlSession, claims: &[&Claim]) -> Granted {
-    let mut calls = no_calls();
-    calls.attempts = claims
-        .iter()
-        .map(|claim| (stored(claim), Arc::new((*claim).clone())))
-        .collect();
-    session.single("p", &calls).await.granted.unwrap()
+    let attempt = |claim: &&Claim| (stored(claim), Arc::new((*claim).clone()));
+    let attempts: Vec<Attempt> = claims.iter().map(attempt).collect();
+    session.attempt(&attempts).await.unwrap()
 }
 
 /// Grants a name, and returns its token.
@@ -58,13 +45,13 @@ async fn fence(session: &mut MysqlSession, claim: &Claim) -> i64 {
 
 /// Returns the names that were released, and whether each lease was live.
 async fn release_all(session: &mut MysqlSession, claims: &[&Claim]) -> HashMap<String, bool> {
-    let mut calls = no_calls();
-    calls.releases = claims
-        .iter()
-        .map(|claim| (stored(claim), claim.owner.clone()))
-        .collect();
-    let released = session.single("p", &calls).await.released.unwrap();
-    let names = released.into_iter();
+    let release = |claim: &&Claim| (stored(claim), claim.owner.clone());
+    let changes = SingleChanges {
+        releases: claims.iter().map(release).collect(),
+        ..SingleChanges::default()
+    };
+    let (released, _) = session.change("p", &changes).await;
+    let names = released.unwrap().into_iter();
     names
         .map(|(name, answer)| (String::from_utf8(name).unwrap(), answer.is_live))
         .collect()
@@ -275,16 +262,17 @@ async fn a_locked_row_is_skipped_by_a_renewal_and_a_release() {
     database
         .execute("BEGIN; SELECT name FROM locks WHERE name = 'locked' FOR UPDATE")
         .await;
-    let mut calls = no_calls();
-    calls.renewals = [&free, &locked]
-        .map(|claim| (stored(claim), claim.owner.clone(), claim.ttl))
-        .into();
+    let renewal = |claim: &Claim| (stored(claim), claim.owner.clone(), claim.ttl);
+    let changes = SingleChanges {
+        renewals: [&free, &locked].map(renewal).into(),
+        ..SingleChanges::default()
+    };
     // A statement that waited for the row would exceed the store timeout.
     let mut packet = Packet::default();
     packet.add("SET SESSION innodb_lock_wait_timeout = 30");
     session.run(packet, &mut Vec::new()).await.unwrap();
-    let renewed = session.single("p", &calls).await.renewed.unwrap();
-    assert_eq!(renewed, [free.owner.as_str().to_owned()].into());
+    let (_, renewed) = session.change("p", &changes).await;
+    assert_eq!(renewed.unwrap(), [free.owner.as_str().to_owned()].into());
     let expected = HashMap::from([("free".to_owned(), true)]);
     assert_eq!(release_all(&mut session, &[&free, &locked]).await, expected);
     let mut packet = Packet::default();
@@ -358,12 +346,14 @@ async fn releases_and_renewals_of_one_call_are_both_executed() {
     let mut session = database.session().await;
     let (released, renewed) = (claim(&["a"]), claim(&["b"]));
     attempt(&mut session, &[&released, &renewed]).await;
-    let mut calls = no_calls();
-    calls.releases = vec![(stored(&released), released.owner.clone())];
-    calls.renewals = vec![(stored(&renewed), renewed.owner.clone(), Ttl::clamped(LONG * 2))];
-    let answers = session.single("p", &calls).await;
-    assert_eq!(answers.released.unwrap().len(), 1);
-    assert_eq!(answers.renewed.unwrap().len(), 1);
+    let changes = SingleChanges {
+        releases: vec![(stored(&released), released.owner.clone())],
+        renewals: vec![(stored(&renewed), renewed.owner.clone(), Ttl::clamped(LONG * 2))],
+        ..SingleChanges::default()
+    };
+    let (released, renewed) = session.change("p", &changes).await;
+    assert_eq!(released.unwrap().len(), 1);
+    assert_eq!(renewed.unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -378,24 +368,19 @@ async fn renewals_share_a_statement_and_fewer_through_tls() {
     for some in claims.chunks(STATEMENT_BATCH) {
         attempt(&mut session, &some.iter().collect::<Vec<_>>()).await;
     }
-    let mut calls = no_calls();
-    calls.renewals = claims
-        .iter()
-        .map(|claim| {
-            (
-                stored(claim),
-                claim.owner.clone(),
-                Ttl::clamped(Duration::from_secs(60)),
-            )
-        })
-        .collect();
+    let ttl = Ttl::clamped(Duration::from_secs(60));
+    let renewal = |claim: &Claim| (stored(claim), claim.owner.clone(), ttl);
+    let changes = SingleChanges {
+        renewals: claims.iter().map(renewal).collect(),
+        ..SingleChanges::default()
+    };
     // MySQL's update has a join, to skip locked rows. MariaDB's has one only after the plain `UPDATE` found a locked row.
     let kind = if session.is_mariadb { "update" } else { "update_multi" };
     for (has_tls, statements) in [(false, 1), (true, 3)] {
         session.has_tls = has_tls;
         let before = executed(&mut session, kind).await;
-        let renewed = session.single("p", &calls).await.renewed.unwrap();
-        assert_eq!(renewed.len(), claims.len());
+        let (_, renewed) = session.change("p", &changes).await;
+        assert_eq!(renewed.unwrap().len(), claims.len());
         assert_eq!(executed(&mut session, kind).await - before, statements);
     }
 }

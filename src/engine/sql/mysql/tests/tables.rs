@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 
 use super::*;
 use crate::engine::sql::server::lazy_session;
+use crate::engine::sql::server::single_calls::SingleChanges;
 
 async fn refused(url: &str, settings: &Settings) -> String {
     let config = MysqlConfig::parse(url, settings).unwrap();
@@ -201,14 +202,15 @@ async fn no_call_scans_a_table() {
     // The second round executes the statements as text, with `SKIP LOCKED`: MariaDB's releases and renewals after a locked row.
     for (is_mariadb, prepares) in [(session.is_mariadb, session.prepares), (false, false)] {
         (session.is_mariadb, session.prepares) = (is_mariadb, prepares);
-        let mut calls = attempts(&holders);
-        assert_eq!(session.single("p", &calls).await.granted.unwrap().fences.len(), 64);
-        calls.attempts.clear();
-        calls.renewals = renewals.clone().collect();
-        assert_eq!(session.single("p", &calls).await.renewed.unwrap().len(), 64);
-        calls.renewals.clear();
-        calls.releases = releases.clone().collect();
-        assert_eq!(session.single("p", &calls).await.released.unwrap().len(), 64);
+        assert_eq!(session.attempt(&attempts(&holders)).await.unwrap().fences.len(), 64);
+        let mut changes = SingleChanges {
+            renewals: renewals.clone().collect(),
+            ..SingleChanges::default()
+        };
+        assert_eq!(session.change("p", &changes).await.1.unwrap().len(), 64);
+        changes.renewals.clear();
+        changes.releases = releases.clone().collect();
+        assert_eq!(session.change("p", &changes).await.0.unwrap().len(), 64);
     }
     let names: Vec<StoredName> = holders.iter().map(stored).collect();
     session.check("p", &names, false).await.unwrap();

@@ -10,6 +10,7 @@ use super::*;
 use crate::engine::sql::server::Server;
 use crate::engine::sql::server::error::Kind;
 use crate::engine::sql::server::lazy_session::open_first;
+use crate::model::Key;
 
 /// Forwards connections to a server, but forwards nothing more of the first one that listens. Returns the port.
 async fn proxy_without_first_listen(server: u16) -> u16 {
@@ -183,11 +184,29 @@ async fn a_locked_row_rejects_no_other_call_with_a_short_store_timeout() {
         return;
     };
     let engine = database.engine_with(brief()).await;
-    lock_row(&mut database, &engine, "locked").await;
+    a_locked_row_rejects_no_other_call(&mut database, &engine).await;
+}
+
+/// The server ends a statement before it has waited for `LOCK_WAIT`.
+#[tokio::test]
+async fn a_locked_row_rejects_no_other_call_with_a_short_statement_timeout() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    // Creates the tables without the limit.
+    drop(database.engine().await);
+    let text = format!("ALTER DATABASE {} SET statement_timeout = '500ms'", database.name);
+    database.execute(&text).await;
+    let engine = database.engine().await;
+    a_locked_row_rejects_no_other_call(&mut database, &engine).await;
+}
+
+async fn a_locked_row_rejects_no_other_call(database: &mut Database, engine: &Arc<PostgresEngine>) {
+    lock_row(database, engine, "locked").await;
     let mut failures = Vec::new();
     // The machine may stand still for longer than the store timeout.
     for round in 0..5 {
-        let locked = attempting(&engine, &claim(&["locked"]));
+        let locked = attempting(engine, &claim(&["locked"]));
         let others: Vec<Claim> = (0..8).map(|index| claim(&[&format!("n{round}-{index}")])).collect();
         let acquired = join_all(others.iter().map(|ours| engine.try_acquire(ours))).await;
         let failed = acquired.into_iter().filter_map(|one| one.err()).next();
@@ -301,7 +320,7 @@ async fn a_serialization_failure_does_not_fail_the_call() {
             let attempt = async {
                 match is_alone {
                     true => {
-                        let granted = session.single("p", &attempts(&alone)).await.granted;
+                        let granted = session.attempt(&attempts(&alone)).await;
                         let failure = granted.err().expect("a serialization failure");
                         assert_eq!(failure.kind(), Kind::Conflict, "{failure}");
                     }
@@ -369,4 +388,28 @@ async fn a_foreign_key_releases_no_name() {
         assert_eq!(release(&engine, &held).await, Released::Freed);
     }
     database.execute("ROLLBACK").await;
+}
+
+/// Each of their statements waits for `LOCK_WAIT`, one after the other. If all were sent at once, they would together wait for longer than
+/// the store timeout.
+#[tokio::test]
+async fn many_reads_of_a_locked_table_do_not_count_as_silence() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    database.execute("BEGIN; LOCK TABLE locks").await;
+    let names: Vec<Key> = (0..20).map(|index| key(&format!("n{index}"))).collect();
+    let mut silent = Vec::new();
+    // The machine may stand still.
+    for _ in 0..3 {
+        let read = join_all(names.iter().map(|name| engine.inspect(name))).await;
+        let failures = read.into_iter().map(|one| one.unwrap_err().to_string());
+        let others: Vec<String> = failures.filter(|failure| !failure.contains("[55P03]")).collect();
+        if others.is_empty() {
+            return;
+        }
+        silent.push(others);
+    }
+    panic!("{silent:?}");
 }

@@ -355,3 +355,31 @@ async fn a_hand_off_that_would_be_short_takes_a_transaction() {
         assert_eq!(release(&theirs, &next).await, Released::Freed);
     }
 }
+
+/// Of two releases, the first statement commits one. The other one needs the table of the queue, which is locked.
+#[tokio::test]
+async fn a_failed_hand_off_fails_no_release() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (held, lost) = (claim(&["held"]), claim(&["lost"]));
+    acquire(&engine, &held).await;
+    acquire(&engine, &claim(&["lost"])).await;
+    database.execute("BEGIN; LOCK TABLE locks_waiters").await;
+    let releases = async {
+        tokio::join!(
+            engine.release(&held, Duration::ZERO),
+            engine.release(&lost, Duration::ZERO)
+        )
+    };
+    let unlock = async {
+        eventually("the hand-off waits", async || database.blocked().await == 1).await;
+        // The statement fails, and the transaction that follows it waits.
+        eventually("the hand-off has failed", async || database.blocked().await == 0).await;
+        eventually("the transaction waits", async || database.blocked().await == 1).await;
+        database.execute("ROLLBACK").await;
+    };
+    let ((held, lost), ()) = tokio::join!(releases, unlock);
+    assert_eq!((held.unwrap(), lost.unwrap()), (Released::Freed, Released::NotHeld));
+}

@@ -2,6 +2,7 @@
 
 mod calls;
 mod connections;
+mod distant;
 mod proxy;
 mod queue;
 mod rows;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 pub(in crate::engine::sql) use self::calls::*;
 pub(in crate::engine::sql) use self::connections::*;
+pub(in crate::engine::sql) use self::distant::*;
 pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
@@ -30,6 +32,8 @@ macro_rules! server_tests {
             many_uncommitted_rows_do_not_block_other_calls, a_burst_for_a_locked_row_delays_other_calls_once, a_release_that_waits_delays_no_renewal,
             // connections.rs
             an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped, each_connection_is_opened_again_when_it_ends_alone,
+            // distant.rs
+            callers_with_a_short_timeout_do_not_fail_the_calls_of_others, a_statement_to_a_distant_server_takes_all_calls,
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
             a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends,

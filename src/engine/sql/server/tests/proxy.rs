@@ -2,21 +2,24 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
 
-/// Forwards connections while it is open, and counts the packets to the server.
+/// Forwards connections while it is open, and counts them and the packets to the server.
 pub(in crate::engine::sql) struct Proxy {
     pub url: String,
-    sent: Arc<Sent>,
+    counters: Arc<Counters>,
     is_open: watch::Sender<bool>,
 }
 
-/// Counters of what the proxy forwarded to the server.
 #[derive(Default)]
-struct Sent {
+struct Counters {
+    connections: AtomicUsize,
     packets: AtomicUsize,
     largest: AtomicUsize,
 }
@@ -24,32 +27,57 @@ struct Sent {
 impl Proxy {
     /// Starts a proxy of the server of a URL, with its user and path.
     pub(in crate::engine::sql) async fn start(url: &str) -> Self {
+        Self::delayed(url, Duration::ZERO).await
+    }
+
+    /// Starts a proxy that delays each direction by `delay`.
+    pub(in crate::engine::sql) async fn delayed(url: &str, delay: Duration) -> Self {
         let (head, path) = url.rsplit_once('/').unwrap();
         let (head, server) = head.rsplit_once('@').unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Proxy {
             url: format!("{head}@{}/{path}", listener.local_addr().unwrap()),
-            sent: Arc::default(),
+            counters: Arc::default(),
             is_open: watch::Sender::new(true),
         };
-        let (server, sent, is_open) = (server.to_owned(), proxy.sent.clone(), proxy.is_open.subscribe());
+        let (server, counters, is_open) = (server.to_owned(), proxy.counters.clone(), proxy.is_open.subscribe());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(forward(client, server.clone(), sent.clone(), is_open.clone()));
+                let (server, counters, mut is_open) = (server.clone(), counters.clone(), is_open.clone());
+                tokio::spawn(async move {
+                    is_open.wait_for(|is_open| *is_open).await.unwrap();
+                    counters.connections.fetch_add(1, Ordering::SeqCst);
+                    let server = TcpStream::connect(server).await.unwrap();
+                    for stream in [&client, &server] {
+                        stream.set_nodelay(true).unwrap();
+                    }
+                    let ((from, to), (back, forth)) = (client.into_split(), server.into_split());
+                    tokio::spawn(forward(back, to, delay, |_| ()));
+                    let count = move |length| {
+                        counters.packets.fetch_add(1, Ordering::SeqCst);
+                        counters.largest.fetch_max(length, Ordering::SeqCst);
+                    };
+                    forward(from, forth, delay, count).await;
+                });
             }
         });
         proxy
     }
 
+    /// Returns how many connections were forwarded.
+    pub(in crate::engine::sql) fn connections(&self) -> usize {
+        self.counters.connections.load(Ordering::SeqCst)
+    }
+
     /// Returns how many packets the server was sent.
     pub(in crate::engine::sql) fn packets(&self) -> usize {
-        self.sent.packets.load(Ordering::SeqCst)
+        self.counters.packets.load(Ordering::SeqCst)
     }
 
     /// Returns the size of the largest read from a client, in bytes.
     #[cfg(feature = "mysql")]
     pub(in crate::engine::sql) fn largest_packet(&self) -> usize {
-        self.sent.largest.load(Ordering::SeqCst)
+        self.counters.largest.load(Ordering::SeqCst)
     }
 
     /// Opens or closes the proxy for new connections, which wait until it is open.
@@ -58,19 +86,24 @@ impl Proxy {
     }
 }
 
-async fn forward(client: TcpStream, server: String, sent: Arc<Sent>, mut is_open: watch::Receiver<bool>) {
-    is_open.wait_for(|is_open| *is_open).await.unwrap();
-    let server = TcpStream::connect(server).await.unwrap();
-    for stream in [&client, &server] {
-        stream.set_nodelay(true).unwrap();
-    }
-    let ((mut from, mut to), (mut back, mut forth)) = (client.into_split(), server.into_split());
-    tokio::spawn(async move { copy(&mut back, &mut to).await });
-    let mut packet = vec![0; 1 << 20];
-    while let Ok(length @ 1..) = from.read(&mut packet).await {
-        sent.packets.fetch_add(1, Ordering::SeqCst);
-        sent.largest.fetch_max(length, Ordering::SeqCst);
-        if forth.write_all(&packet[..length]).await.is_err() {
+/// Forwards each read, delayed by `delay`. `count` receives the length of each read.
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration, count: impl Fn(usize)) {
+    let (sender, mut receiver) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    tokio::spawn(async move {
+        while let Some((at, bytes)) = receiver.recv().await {
+            sleep_until(at).await;
+            if to.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut buffer = vec![0; 1 << 20];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        count(length);
+        if sender
+            .send((Instant::now() + delay, buffer[..length].to_vec()))
+            .is_err()
+        {
             return;
         }
     }

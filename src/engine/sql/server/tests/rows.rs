@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::Session;
 use super::super::lazy_session::open;
-use super::super::single_calls::{SingleCalls, answer_reads};
+use super::super::single_calls::{Attempt, answer_reads, pages};
 use super::super::transaction::{Plan, Prefix};
 use super::super::upkeep::{SWEEP_LIMIT, Swept};
 use super::*;
@@ -13,19 +13,11 @@ use crate::engine::contract::PAGE;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::{Job, Reply};
 
-/// Returns the calls of attempts for one name each.
-pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> SingleCalls {
+/// Returns attempts for one name each.
+pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> Vec<Attempt> {
     let stored = |claim: &Claim| claim.keys()[0].as_str().as_bytes().to_vec();
-    SingleCalls {
-        releases: Vec::new(),
-        expects_queue: false,
-        renewals: Vec::new(),
-        attempts: claims
-            .iter()
-            .map(|claim| (stored(claim), Arc::new(claim.clone())))
-            .collect(),
-        reads: Vec::new(),
-    }
+    let attempt = |claim: &Claim| (stored(claim), Arc::new(claim.clone()));
+    claims.iter().map(attempt).collect()
 }
 
 /// The row of a name that is not created appears while the transaction waits for another row.
@@ -77,7 +69,7 @@ pub(in crate::engine::sql) async fn fencing_tokens_grow_when_the_clock_steps_bac
     grows("alone", "n", fence(&engine, &alone).await.0);
     release(&engine, &alone).await;
     let batch = [claim(&["n"]), claim(&["o"])];
-    let granted = session.single("p", &attempts(&batch)).await.granted.unwrap();
+    let granted = session.attempt(&attempts(&batch)).await.unwrap();
     for (name, ours) in ["n", "o"].into_iter().zip(&batch) {
         grows("in a batch", name, granted.fences[name.as_bytes()].unsigned_abs());
         release(&engine, ours).await;
@@ -184,8 +176,7 @@ pub(in crate::engine::sql) async fn a_page_of_a_list_reads_a_limited_number_of_r
         let (reply, answer) = Reply::new();
         let mut jobs = [Job::List(page.take().unwrap(), reply)];
         let prefix = Prefix(String::new());
-        let calls = SingleCalls::new(&prefix, &[], &[], &[], &jobs);
-        let read = session.single("", &calls).await.read.unwrap();
+        let read = session.read(&pages(&prefix, &jobs)).await.unwrap();
         answer_reads(&mut jobs, &prefix, read);
         jobs.into_iter().for_each(|job| job.answer(None));
         let (found, next) = answer.await.unwrap().unwrap();
