@@ -174,7 +174,7 @@ describe('mysql: TLS and logins', { concurrency: 1 }, () => {
       client.query('CREATE USER reader; CREATE DATABASE empty; GRANT SELECT ON empty.* TO reader'),
     )
     await refused(
-      /Unknown database 'none' \[1049\] \(check the database in the URL, or create it/,
+      /Unknown database 'none' \[1049\] \(check the database in the URL and in the option table, or create it/,
       of('holdfast', 'none'),
     )
     // A user without privileges on all databases cannot see whether one exists.

@@ -5,7 +5,7 @@ use std::io;
 use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::engine::sql::server::error::{Kind, OTHER_TABLE, UNKNOWN_DATABASE, causes};
+use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
 use crate::engine::tls::CertificateFault;
 
 /// The text of the driver's error for a server without TLS.
@@ -25,6 +25,9 @@ const WRONG_LOGIN: &str = "check the user name and the password; in a URL, speci
 const INSECURE: &str = "the server requires TLS: replace ssl-mode=DISABLED by ssl-mode=REQUIRED in the URL";
 
 const NO_DATABASE: &str = "name the database in the URL: mysql://host/database";
+
+const UNKNOWN_DATABASE: &str =
+    "check the database in the URL and in the option table, or create it: holdfast creates tables, not databases";
 
 const NO_ACCESS: &str =
     "the database does not exist, or the user has no privileges on it: create the database, or GRANT them";

@@ -6,7 +6,7 @@ use std::io;
 use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, SqlState};
 
-use crate::engine::sql::server::error::{Kind, OTHER_TABLE, UNKNOWN_DATABASE, causes};
+use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
 use crate::engine::tls::CertificateFault;
 
 /// Returns what follows from an error, and its text.
@@ -76,6 +76,10 @@ const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if t
 const NEEDS_TLS: &str = "the server may expect TLS: add sslmode=require to the URL";
 const NO_PASSWORD: &str =
     "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";
+const UNKNOWN_DATABASE: &str = "check the database in the URL, without which it is PGDATABASE or the name of the user; or create it: \
+                                holdfast creates tables, not databases";
+const READ_ONLY: &str =
+    "the server is a standby, or read-only for now: the URL must lead to the primary, or have both hosts";
 const UNKNOWN_SCHEMA: &str = "create the schema: holdfast creates tables, not schemas";
 pub(super) const MISSING_PRIVILEGE: &str = "the user needs the privileges USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on \
                                             both tables; CREATE on the schema until the tables exist";
@@ -90,6 +94,7 @@ fn advice(error: &Error) -> Option<&'static str> {
             "28000" if says("client certificate") => Some(NO_CERTIFICATE),
             "28000" if says("no encryption") || says("SSL off") => Some(NEEDS_TLS),
             "3D000" => Some(UNKNOWN_DATABASE),
+            "25006" => Some(READ_ONLY),
             "3F000" => Some(UNKNOWN_SCHEMA),
             "42501" => Some(MISSING_PRIVILEGE),
             "42703" => Some(OTHER_TABLE),

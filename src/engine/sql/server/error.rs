@@ -8,9 +8,7 @@ use super::connection::Connections;
 use crate::engine::sql::jobs::Failed;
 use crate::error::EngineError;
 
-/// What to do about errors that every server has.
-pub(in crate::engine::sql) const UNKNOWN_DATABASE: &str =
-    "check the database in the URL, or create it: holdfast creates tables, not databases";
+/// What to do about an error that every server has.
 pub(in crate::engine::sql) const OTHER_TABLE: &str =
     "a table of this name is not one of holdfast: choose another name with the option table";
 
