@@ -19,7 +19,7 @@ const WEIGHT: f32 = 0.25;
 pub(in crate::engine::sql) struct StatementCost {
     usual: Option<Mean>,
     sample: Option<Mean>,
-    /// The number of usual statements since the last sample.
+    /// The number of usual statements with [`LEAST`] calls or more since the last sample.
     since_sample: u32,
     /// Whether the current statement is a sample.
     is_sample: bool,
@@ -37,9 +37,15 @@ impl StatementCost {
     pub(in crate::engine::sql) fn size(&mut self, half: usize, waiting: usize) -> usize {
         let size = half.max(self.least());
         let taken = size.min(waiting);
-        let is_due = self.sample.is_none() || self.since_sample >= SAMPLE_INTERVAL;
-        self.is_sample = is_due && self.usual.is_some() && taken >= LEAST;
-        if self.is_sample { taken / 2 } else { size }
+        let is_large = taken >= LEAST;
+        let interval = if self.sample.is_some() { SAMPLE_INTERVAL } else { 1 };
+        self.is_sample = is_large && self.usual.is_some() && self.since_sample >= interval;
+        if self.is_sample {
+            self.since_sample = 0;
+            return taken / 2;
+        }
+        self.since_sample += u32::from(is_large);
+        size
     }
 
     /// Records how long the current statement took. Only for a statement that granted a name: another one does not wait for a commit.
@@ -50,7 +56,6 @@ impl StatementCost {
             false if calls >= LEAST => &mut self.usual,
             false => return,
         };
-        self.since_sample = if self.is_sample { 0 } else { self.since_sample + 1 };
         let (calls, seconds) = (calls as f32, took.as_secs_f32());
         *mean = Some(mean.map_or(Mean { calls, seconds }, |before| Mean {
             calls: before.calls + (calls - before.calls) * WEIGHT,
@@ -144,6 +149,9 @@ mod tests {
         let mut cost = StatementCost::default();
         let sizes = (0..200).map(|_| last_size(&mut cost, 1, 100, Duration::from_millis(6)));
         let samples = sizes.filter(|size| *size < 100).count();
+        assert!((5..10).contains(&samples), "{samples}");
+        // Statements that grant nothing are not recorded.
+        let samples = (0..200).filter(|_| cost.size(50, 100) < 100).count();
         assert!((5..10).contains(&samples), "{samples}");
     }
 }
