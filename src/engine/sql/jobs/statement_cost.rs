@@ -63,8 +63,8 @@ impl StatementCost {
         }));
     }
 
-    /// Returns the minimum number of calls of a statement: as many as together take as long as its round trip and its commit. [`LEAST`] until
-    /// both are known.
+    /// Returns the minimum number of calls of a statement: as many as together take half as long as its round trip and its commit, because
+    /// the callers take about as long again. [`LEAST`] until both are known.
     pub(in crate::engine::sql) fn least(&self) -> usize {
         let (Some(usual), Some(sample)) = (self.usual, self.sample) else {
             return LEAST;
@@ -80,7 +80,7 @@ impl StatementCost {
         if per_call <= 0.0 {
             return usize::MAX;
         }
-        ((fixed / per_call) as usize).max(LEAST)
+        ((fixed / per_call / 2.0) as usize).max(LEAST)
     }
 }
 
