@@ -60,9 +60,6 @@ const LEAST_FENCE: u64 = 1_000_000_000_000_000;
 
 /// Grants names without a queue that are free, and names that the same owner holds already.
 pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Granted> {
-    if attempts.is_empty() {
-        return Ok(Granted::default());
-    }
     // The rows are locked in this order.
     let mut sorted: Vec<_> = attempts.iter().collect();
     sorted.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));

@@ -60,18 +60,12 @@ async fn release(session: &PostgresSession, process: &str, changes: &SingleChang
             }
         }
         // The first statement has released some names. A transaction answers the other releases.
-        Err(failure) if !released.is_empty() && is_not_executed(failure.kind()) => {}
+        Err(failure)
+            if !released.is_empty()
+                && (failure.kind().is_left_to_transactions() || failure.kind() == Kind::NoTable) => {}
         Err(failure) => return Err(failure),
     }
     Ok(released)
-}
-
-/// Whether a failure means that the server has not executed the statement, and that a transaction may succeed.
-fn is_not_executed(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::Conflict | Kind::Locked | Kind::Cancelled | Kind::NoTable | Kind::Permanent
-    )
 }
 
 async fn release_without_queue(session: &PostgresSession, releases: &[(StoredName, OwnerToken)]) -> ReleasedNames {
@@ -126,9 +120,6 @@ async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, T
 /// Makes attempts for different names.
 pub(super) async fn attempt(session: &PostgresSession, attempts: &[Attempt]) -> Outcome<Granted> {
     let mut answer = Granted::default();
-    if attempts.is_empty() {
-        return Ok(answer);
-    }
     if let [(name, claim)] = attempts {
         for row in &grant_one(session, name, claim).await? {
             let fence: Option<i64> = session.get(row, 0)?;

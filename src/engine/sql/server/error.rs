@@ -52,6 +52,13 @@ pub(in crate::engine::sql) enum Kind {
     Permanent,
 }
 
+impl Kind {
+    /// Whether the statement was not executed, and a transaction may execute its calls.
+    pub(in crate::engine::sql) fn is_left_to_transactions(self) -> bool {
+        matches!(self, Kind::Conflict | Kind::Locked | Kind::Cancelled | Kind::Permanent)
+    }
+}
+
 impl Failure {
     /// Creates the failure that a driver reported.
     pub(in crate::engine::sql) fn of_driver<E: Error + Send + Sync + 'static>(
@@ -117,10 +124,7 @@ impl Failure {
     /// Marks the failure as one after a commit: a repetition would find another state.
     #[cfg(feature = "mysql")]
     pub(in crate::engine::sql) fn after_commit(mut self) -> Self {
-        if matches!(
-            self.kind,
-            Kind::Locked | Kind::Conflict | Kind::Cancelled | Kind::Permanent
-        ) {
+        if self.kind.is_left_to_transactions() {
             self.kind = Kind::Refused;
         }
         self

@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::error::Kind;
 use super::lazy_session::{IdleSessions, LazySession};
 use super::single_calls::{
-    QueuedNames, SingleChanges, answer_attempts, answer_reads, answer_releases, answer_renewals, attempts, pages,
+    Granted, QueuedNames, SingleChanges, answer_attempts, answer_reads, answer_releases, answer_renewals, attempts,
+    pages,
 };
 use super::transaction::{CheckedNames, Prefix};
 use super::waiters::Waiters;
@@ -323,12 +323,7 @@ impl<S: Server> Shared<S> {
             Ok(session) => {
                 first.retain(Job::start);
                 repeated.retain(Job::start);
-                let since = Instant::now();
-                let granted = session.attempt(&attempts(&self.prefix, &first)).await;
-                if granted.as_ref().is_ok_and(|granted| !granted.fences.is_empty()) {
-                    self.cost.lock().record(first.len(), since.elapsed());
-                }
-                granted
+                self.granted(session, &first).await
             }
             Err(failure) => Err(failure),
         };
@@ -337,6 +332,19 @@ impl<S: Server> Shared<S> {
         first.append(&mut repeated);
         self.finish(first, &granted);
         lazy
+    }
+
+    /// Makes attempts in one statement, and records how long it took.
+    async fn granted(&self, session: &mut S::Session, jobs: &[Job]) -> Outcome<Granted> {
+        if jobs.is_empty() {
+            return Ok(Granted::default());
+        }
+        let since = Instant::now();
+        let granted = session.attempt(&attempts(&self.prefix, jobs)).await?;
+        if !granted.fences.is_empty() {
+            self.cost.lock().record(jobs.len(), since.elapsed());
+        }
+        Ok(granted)
     }
 
     /// Makes releases and renewals.
@@ -378,12 +386,9 @@ impl<S: Server> Shared<S> {
     /// Answers the jobs of a statement. Those without an answer go to the transactions.
     fn finish(&self, jobs: Vec<Job>, outcome: &Outcome<()>) {
         // A transaction reads committed rows, leaves out jobs with a locked row, and executes each job on its own if one is the cause.
-        let is_final = outcome.as_ref().is_err_and(|failure| {
-            !matches!(
-                failure.kind(),
-                Kind::Conflict | Kind::Locked | Kind::Cancelled | Kind::Permanent
-            )
-        });
+        let is_final = outcome
+            .as_ref()
+            .is_err_and(|failure| !failure.kind().is_left_to_transactions());
         for job in jobs {
             if job.is_answered() || is_final {
                 job.answer(cause(outcome));
