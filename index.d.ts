@@ -38,8 +38,8 @@ export interface AcquireOptions {
   /**
    * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
    * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis, PostgreSQL, MySQL
-   * and a MongoDB replica set a hand-off grants a waiter at most the first 2 s; a renewal extends the lease to `ttlMs` some 10 ms later,
-   * on MySQL after the poll that reads the grant.
+   * and a MongoDB replica set a hand-off grants a waiter at most the first 4.5 s; a renewal extends the lease to `ttlMs` some 10 ms
+   * later, on MySQL after the poll that reads the grant.
    * @default 30000
    */
   ttlMs?: Duration | undefined
@@ -53,7 +53,7 @@ export interface AcquireOptions {
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
    * due at about the same time are renewed together, up to a tenth of that third earlier. With `false` the lease ends after `ttlMs`,
-   * but the renewal after a hand-off still takes place: a process that ends before it leaves a lease of at most 2 s.
+   * but the renewal after a hand-off still takes place: a process that ends before it leaves a lease of at most 4.5 s.
    * @default true
    */
   renew?: boolean | undefined
@@ -65,8 +65,8 @@ export interface AcquireOptions {
    */
   maxHoldMs?: Duration | undefined
   /**
-   * Renewal pauses while the event loop has not responded for this long: the locks of a process that hangs forever must
-   * expire. More than 0, at most 2147483648 ms.
+   * Renewal pauses while the event loop has not responded for this long: the locks of a process that hangs forever must expire.
+   * More than 0, at most 2147483648 ms. Until the event loop has received the grant of a waiting call: `ttlMs` / 3.
    * @default 300000
    */
   stallLimitMs?: Duration | undefined
@@ -141,14 +141,14 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
   /** Ends the election like `stop()`. */
   signal?: SignalLike | undefined
   /**
-   * What follows when `fn` throws. `false`: the election ends, and `done` rejects with the error. `true`: this candidate
-   * waits for the leadership again, after a pause of about 100 ms that doubles up to 30 s, and is about 100 ms again after a leadership
-   * of a minute. The same pause follows when `fn` returns, and after each leadership of less than 1 s.
+   * What follows an error of `fn`, and a store error that is not retryable, such as a wrong password. `false`: the election ends,
+   * and `done` rejects with the error. `true`: this candidate waits for the leadership again, after a pause of 100 ms that
+   * doubles up to 30 s, until a leadership lasts a minute. The pause also follows a return of `fn`, and a leadership below 1 s.
    * @default false
    */
   restart?: boolean | undefined
   /**
-   * With `restart`: receives what `fn` threw. An error of `onError` itself ends the election, and `done` rejects with it.
+   * With `restart`: receives these errors (of store errors the first until the next leadership). If it throws, the election ends.
    * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
    */
   onError?: ((error: unknown) => void) | undefined
@@ -280,7 +280,7 @@ export interface ConnectOptions {
    */
   lazy?: boolean | undefined
   /**
-   * The prefix of every name in the store. May be empty.
+   * The prefix of every name in the store: at most 512 bytes, may be empty.
    * @default 'lock:' on Redis, '' elsewhere
    */
   keyPrefix?: string | undefined
@@ -290,9 +290,9 @@ export interface ConnectOptions {
    */
   collection?: string | undefined
   /**
-   * The table in SQLite, PostgreSQL and MySQL, and the beginning of the names of the tables that belong to it: 1 to 51 letters, digits
-   * and underscores, not starting with a digit (SQLite: or with `sqlite_`). On PostgreSQL and MySQL it may be two such names:
-   * `schema.table`. Other stores reject it, except `memory:`.
+   * The table in SQLite, PostgreSQL and MySQL, and the beginning of the names of its other tables: 1 to 51 letters, digits and
+   * underscores, not starting with a digit (SQLite: or with `sqlite_`). PostgreSQL and MySQL also take `schema.table`. Default
+   * schema: `holdfast` on PostgreSQL, the database of the URL on MySQL. Other stores reject it, except `memory:`.
    * @default 'locks'
    */
   table?: string | undefined
@@ -311,13 +311,19 @@ export interface ConnectOptions {
    */
   minReplicas?: number | undefined
   /**
+   * PostgreSQL, MySQL, MariaDB: the largest number of connections, besides one for each cancellation. 1 to 100. With 1, waiters poll
+   * on PostgreSQL, too. Other stores reject it, except `memory:`.
+   * @default 5 on PostgreSQL, 4 on MySQL and MariaDB
+   */
+  maxConnections?: number | undefined
+  /**
    * Defaults for the calls of this service. They also apply to the gist's functions, except for `waitMs` and `renew`: those
    * functions make one attempt, and their leases are not renewed.
    */
   defaults?: Defaults | undefined
   /** TLS settings. Rejected with a URL that has no TLS: `redis://`, `sslmode=disable`, `ssl-mode=DISABLED`, `sqlite:`. */
   tls?: TlsOptions | undefined
-  /** Receives the events of this service. An error that it throws is emitted as a `HoldfastWarning`, and has no other effect. */
+  /** Receives the events, in the `AsyncLocalStorage` context of `connect`. An error that it throws becomes a `HoldfastWarning`. */
   onEvent?: ((event: LockEvent) => void) | undefined
 }
 
@@ -442,7 +448,7 @@ export interface LockInfo {
    * MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
    */
   readonly fencingToken: bigint | null
-  /** The process that holds the lock; `null` for another tool, and on Redis where the token is `null`. */
+  /** The process that holds the lock; `null` for another tool, and on Redis where the token is `null`: the holder may have died. */
   readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
@@ -556,14 +562,18 @@ export declare class Lock implements AsyncDisposable {
    */
   get fencingToken(): bigint;
   /**
-   * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
-   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
-   * MySQL or a MongoDB replica set it is at most 2000, until a renewal extends the lease to its ttl.
+   * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
+   * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+   * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
+   * renewal.
    */
   get remainingMs(): number;
   /** Whether the lease is held: `remainingMs` is not 0. Computed at each read, so also right after the process was suspended. */
   get isHeld(): boolean;
-  /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. */
+  /**
+   * Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. Its listeners run in the
+   * `AsyncLocalStorage` context in which it was first read.
+   */
   get signal(): Signal;
   /**
    * Extends the lease to at least `ttlMs` milliseconds from now on. Later renewals use this ttl as well. Never shortens the
@@ -577,9 +587,9 @@ export declare class Lock implements AsyncDisposable {
   extend(ttlMs: Duration): Promise<void>;
   /**
    * Releases the lock. `isHeld` is `false` from the call on.
-   * @returns `true`: this call released it. `false`: it was released before, or is lost. One `true` can be wrong: the reply to a
-   * request was lost, and the repeated request found the lock gone. That is taken for the effect of the first request, although
-   * the store may have lost its data, or the lease may have expired, in between
+   * @returns `true`: it was held until this call, which released it. `false`: it was released before, or is lost. `true` is an
+   * assumption if the store no longer has the lock, and either the reply to an earlier request was lost, or the answer came after
+   * the end of the lease: before this call the store may have lost its data, or another process may have restored the lock
    * @throws `LOCK_STORE` when the store did not answer within `storeTimeoutMs`; the release is repeated in the background
    *
    * @example
@@ -619,13 +629,14 @@ export declare class Lock implements AsyncDisposable {
  * await election.stop()
  */
 export declare class Election implements AsyncDisposable {
+  private constructor();
   /**
    * Resolves when the election has ended: after `stop()`, an abort of the option `signal`, or `close()` of the service, when `fn`
-   * has settled and the lock is released. Rejects with what `fn` threw, unless `restart` is set, with a `LOCK_STORE` that no
-   * waiting ends, such as a wrong password, and with `LOCK_CLOSED` if the service was closed before.
+   * has settled and the lock is released. Rejects with `LOCK_CLOSED` if the service was closed before; without `restart`, with
+   * what `fn` threw, and with a `LOCK_STORE` that is not retryable, such as a wrong password. If `done` was not read before that,
+   * the error is emitted as a `HoldfastWarning` (`HOLDFAST_ELECTION`). The rejection never ends the process by itself.
    */
-  readonly done: Promise<void>;
-  private constructor();
+  get done(): Promise<void>;
   /** Whether this candidate leads now, by the native clock. `false` from `resign()`, `stop()` and a loss on. */
   get isLeader(): boolean;
   /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while another one leads. */
@@ -715,7 +726,8 @@ export declare class LockService implements AsyncDisposable {
   acquireLock(name: string, ttlSeconds?: number): Promise<boolean>;
   /**
    * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
-   * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
+   * @returns `true`: this call released it, with the exceptions of `Lock.release`. `false`: this service did not hold it (not
+   * acquired, expired, or transferred)
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    *
    * @example
@@ -736,7 +748,8 @@ export declare class LockService implements AsyncDisposable {
   acquireAndExecute<T>(name: string, ttlSeconds: number | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   /**
-   * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
+   * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy. Meanwhile the
+   * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
    *
@@ -814,7 +827,8 @@ export declare class LockService implements AsyncDisposable {
    * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
    * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
    * is another number of waiting calls. Ends when the service is closed.
-   * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
+   * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if it is not retryable; at the call:
+   * `LOCK_INVALID_ARGUMENT`
    *
    * @example
    * for await (const leader of locks.watch('scheduler')) {
@@ -847,16 +861,18 @@ export declare class LockService implements AsyncDisposable {
    */
   inspect(name: string): Promise<LockInfo | null>;
   /**
-   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
-   * @returns the locks, sorted by the bytes of their names
+   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`. The event
+   * loop runs between pages.
+   * @returns the locks, sorted by the bytes of their names. Await the result for an array, or iterate over it with `for await`
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    *
    * @example
-   * for (const { name, remainingMs } of await locks.list({ prefix: 'order:' })) console.log(name, remainingMs)
+   * const orders = await locks.list({ prefix: 'order:' })
+   * for await (const { name, remainingMs } of locks.list()) console.log(name, remainingMs)
    */
   list(options?: {
     prefix?: string | undefined;
-  }): Promise<LockInfo[]>;
+  }): Promise<LockInfo[]> & AsyncIterable<LockInfo>;
   /**
    * Releases a name, no matter which owner holds it. The holder loses the lock at its next renewal.
    * @returns `true`: the name was held and is free now. `false`: it was free
@@ -903,6 +919,9 @@ export declare class LockService implements AsyncDisposable {
    * With `drainMs`, jobs end first: new calls reject with `LOCK_CLOSED` and waits end at once, but the locks that are held are
    * renewed, and can be extended and released, until all of them and all jobs under `using` have ended, or `drainMs` has passed.
    * A job that has lost its lock counts as well. `close()` without `drainMs` ends a drain.
+   *
+   * A service that is garbage collected without a close is closed as soon as it has no lock, call, job, view, election or watch;
+   * the first such close emits a `HoldfastWarning` (`HOLDFAST_NOT_CLOSED`).
    * @param options `drainMs`: 0 to 2147483648 ms, or text with a unit. Default: 0
    * @throws `LOCK_INVALID_ARGUMENT`
    *

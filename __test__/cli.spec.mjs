@@ -33,7 +33,7 @@ describe('holdfast run', { concurrency: 4 }, () => {
     assert.equal((await cli('run', '--wait', '200ms', 'busy', '--', 'echo', 'never')).code, 75)
     const waits = start(['run', '--wait', 'forever', 'busy', '--', 'echo', 'ran'])
     const interrupted = start(['run', '--wait', 'forever', 'busy', '--', 'echo', 'never'])
-    await sleep(1000)
+    await until('both wait', async () => (await locks.inspect('busy'))?.waiting === 2)
     interrupted.child.kill('SIGINT')
     assert.deepEqual(await interrupted.ended, { code: 130, stdout: '', stderr: '' })
     await lock.release()

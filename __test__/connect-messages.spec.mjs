@@ -16,6 +16,7 @@ import { canStartServer, connectWith, skip } from './stores.mjs'
 import { rejects } from './tools.mjs'
 
 const PASSWORD = 'hunter2'
+const PEM = '-----BEGIN CERTIFICATE-----\nMIIB\nAQID\n-----END CERTIFICATE-----\n'
 
 describe('arguments of connect', () => {
   const client = new Redis({ lazyConnect: true })
@@ -50,6 +51,24 @@ describe('arguments of connect', () => {
       ['rediss://h', { tls: { ca: '/etc/ca.pem' } }],
       /^tls\.ca must be the text of a PEM file \(-----BEGIN CERTIFICATE-----\), not its path/,
     ],
+    ...Object.fromEntries(
+      ['rediss://h', 'mongodb://h/?tls=true', 'postgres://h/?sslmode=verify-full', 'mysql://h/d'].flatMap((url) => [
+        [
+          `PEM text with escaped line breaks: ${url}`,
+          [
+            [url, { tls: { ca: PEM.replaceAll('\n', '\\n') } }],
+            /^tls\.ca must be PEM text with line breaks: apply \.replaceAll\('\\\\n', '\\n'\), got text with escaped line breaks/,
+          ],
+        ],
+        [
+          `PEM text with spaces in place of line breaks: ${url}`,
+          [
+            [url, { tls: { cert: PEM.replaceAll('\n', ' ') } }],
+            /^tls\.cert must be PEM text with line breaks: .*quotes.*, got text without a line break after -----BEGIN$/,
+          ],
+        ],
+      ]),
+    ),
     'PEM as text and as a file': [
       ['rediss://h', { tls: { ca: 'x', caFile: 'y' } }],
       /tls\.ca must be absent with tls\.caFile/,
@@ -243,7 +262,7 @@ describe('servers that the URL does not fit', () => {
     ['tls', 'rediss://127.0.0.1:PORT', /for another host name.*set tls\.servername/, ca],
     ['sentinel', 'redis://127.0.0.1:PORT', /is a Redis Sentinel.*redis\+sentinel:\/\/HOST:PORT\/MASTER/],
     ['cluster', 'redis://127.0.0.1:PORT', /is a node of a Redis Cluster.*redis\+cluster:\/\/HOST:PORT/],
-    ['plain', 'redis+cluster://127.0.0.1:PORT', /cluster support disabled.*is not in a cluster: use redis:\/\//],
+    ['plain', 'redis+cluster://127.0.0.1:PORT', /is not a node of a Redis Cluster: use redis:\/\/HOST:PORT/],
     ['plain', 'redis+sentinel://127.0.0.1:PORT/main', /is no Redis Sentinel.*use redis:\/\/HOST:PORT/],
     ['secured', 'redis://127.0.0.1:PORT', /NOAUTH.*requires a login.*options username and password/],
     ['secured', 'redis://:wrong@127.0.0.1:PORT', /WRONGPASS.*check the user name and the password.*percent-encoded/],
@@ -292,7 +311,10 @@ describe('servers that the URL does not fit', () => {
   it('tls.servername is the name in the certificate, PEM may be text', async (t) => {
     if (!at.tls) return skip(t, unable ?? noTls)
     const text = { ca: readFileSync(join(dir, 'ca.crt'), 'utf8'), servername: 'lock.example' }
+    // As YAML has it.
+    const indented = { ...text, ca: text.ca.replace(/^/gm, '\t  ').replaceAll('\n', ' \r\n') }
     for (const target of [
+      [`rediss://127.0.0.1:${at.tls}`, { tls: indented }],
       [`rediss://127.0.0.1:${at.tls}`, { tls: text }],
       [{ host: '127.0.0.1', port: at.tls, tls: text }],
     ]) {

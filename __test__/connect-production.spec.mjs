@@ -11,7 +11,7 @@ import { freePort, locateMongod, locateRedis, startMongod, startRedis } from '..
 import { LockService } from '../index.js'
 import { openRedis } from './redis-client.mjs'
 import { canStartServer, connectWith, random } from './stores.mjs'
-import { INDEX, later, output, rejects, sleep, until } from './tools.mjs'
+import { INDEX, later, output, rejects, sleep, until, timed } from './tools.mjs'
 
 const run = promisify(execFile)
 
@@ -178,9 +178,14 @@ it('MongoDB: certificates as text', { timeout: 90_000 }, async (t) => {
   const mongod = await startMongod({ args: ['--tlsMode', 'requireTLS', ...files] })
   t.after(() => mongod.stop())
   const text = { cert: readFileSync(cert, 'utf8'), key: readFileSync(key, 'utf8') }
-  const locks = await LockService.connect(mongod.url, { tls: { ca, ...text } })
-  t.after(() => locks.close())
-  await assertWorks(locks)
+  const indented = Object.fromEntries(
+    Object.entries({ ca, ...text }).map(([name, pem]) => [name, pem.replace(/^/gm, '    ')]),
+  )
+  for (const tls of [{ ca, ...text }, indented]) {
+    const locks = await LockService.connect(mongod.url, { tls })
+    t.after(() => locks.close())
+    await assertWorks(locks)
+  }
   const folder = join(dir, 'tmp')
   mkdirSync(folder)
   const script = `
@@ -230,8 +235,9 @@ for (const [kind, { locate, start }] of Object.entries(STORES)) {
       await assertWorks(locks)
       await locks.close()
       await server.kill()
-      const short = LockService.connect(server.url, { ...options, connectMs: 500 })
-      await rejects(short, 'LOCK_STORE', { retryable: true })
+      const short = LockService.connect(server.url, { ...options, connectMs: 800 })
+      const took = await timed(rejects(short, 'LOCK_STORE', { retryable: true }))
+      assert.ok(took >= 799, `the last attempt began before ${took} ms`)
     })
 
     test('lazy: the first call connects', async (server, options, t) => {

@@ -1,4 +1,4 @@
-// A first waiter that is suspended or dead blocks the next waiter for no longer than its ttl.
+// A first waiter that is suspended or dead blocks the next waiter for no longer than its ttl, and an event loop that hangs not much longer.
 import assert from 'node:assert/strict'
 import { start } from './children/start.mjs'
 import { suspend } from './waiter-processes.mjs'
@@ -57,5 +57,30 @@ for (const kind of Object.keys(KINDS).filter((kind) => kind !== 'memory')) {
         await until('nothing is left', async () => (await locks.list()).length === 0)
       })
     }
+
+    test('of an event loop that hangs is not renewed until stallLimitMs', async (store, t) => {
+      const [locks, holder] = await store.connectAll(2)
+      const hung = start(t, 'waiter', { url: store.target, options: store.options })
+      await hung.next('ready')
+      const held = await holder.acquire('n', { ttlMs: 60_000 })
+      for (let waiter = 0; waiter < 3; waiter++) {
+        hung.send(JSON.stringify({ name: 'n', ttlMs: 3000 }))
+        assert.equal(await hung.next('waiting'), 'n')
+      }
+      const second = locks.acquire('n', { waitMs: 60_000 })
+      await waiting(locks, 1)
+      hung.send(JSON.stringify({ hangMs: 60_000 }))
+      await hung.next('hangs')
+      const releasedAt = performance.now()
+      assert.equal(await held.release(), true)
+      const lock = await second
+      const tookMs = Math.round(performance.now() - releasedAt)
+      t.diagnostic(`${tookMs} ms from the release to the live waiter, behind three with a ttl of 3000 ms`)
+      // Its last heartbeat counts for 4.5 s, and a lease that it got then ends 3 s later.
+      assert.ok(tookMs < 12_000, `${tookMs} ms`)
+      await lock.release()
+      hung.kill('SIGKILL')
+      await hung.ended
+    })
   })
 }

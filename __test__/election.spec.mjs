@@ -1,8 +1,10 @@
 // Elections through outages of the store, and the process that waits for one.
 import assert from 'node:assert/strict'
+import { LockService } from '../index.js'
 import { proxySuite } from './proxy.mjs'
+import { openRedis } from './redis-client.mjs'
 import { assertFree, assertGrowing, INDEX, rejection, rejects, runNode, sleep, until } from './tools.mjs'
-import { suite } from './stores.mjs'
+import { random, serverUrl, suite } from './stores.mjs'
 
 /** Resolves when a signal aborts. @param {import('../index.js').Signal} signal */
 const aborted = (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve))
@@ -106,6 +108,56 @@ for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-s
   })
 }
 
+suite('redis', 'elections and a right that is missing for a while', (test) => {
+  /** @param {(acl: (...rule: string[]) => Promise<unknown>, url: string) => Promise<void>} body */
+  const withUser = async (body) => {
+    const target = String(serverUrl('redis'))
+    const redis = openRedis(target)
+    const user = `test-${random()}`
+    const acl = (...rule) => redis.call('ACL', 'SETUSER', user, ...rule)
+    try {
+      await acl('on', '>secret', '~*', '&*', '+@all')
+      const url = Object.assign(new URL(target), { username: user, password: 'secret' })
+      await body(acl, String(url))
+    } finally {
+      await redis.call('ACL', 'DELUSER', user)
+      await redis.quit()
+    }
+  }
+
+  test('restart lives through it, with one report until the next leadership', async ({ options }, t) => {
+    await withUser(async (acl, url) => {
+      const locks = await LockService.connect(url, options)
+      t.after(() => locks.close())
+      const errors = []
+      const terms = []
+      const onError = (error) => errors.push(error)
+      const election = locks.elect('leader', { ttlMs: '2s', restart: true, onError }, ({ signal, term }) => {
+        terms.push(term)
+        return aborted(signal)
+      })
+      for (const count of [1, 2]) {
+        await until('a leader', () => election.isLeader)
+        await acl('-@all')
+        await election.resign()
+        await until('an error', () => errors.length === count)
+        await sleep(1000)
+        assert.deepEqual(
+          errors.map(({ code, retryable }) => [code, retryable]),
+          Array(count).fill(['LOCK_STORE', false]),
+        )
+        await acl('+@all')
+      }
+      await until('a leader', () => election.isLeader)
+      assert.equal(terms.length, 3)
+      await election.stop()
+      await election.done
+      // A release without the right is not repeated.
+      await sleep(2000)
+    })
+  })
+})
+
 suite('memory', 'the process of an election', { concurrency: 2 }, (test) => {
   /** Runs a candidate in a process with nothing else to do. Resolves to what it prints, and its exit code. */
   const run = async (options, body) => {
@@ -139,6 +191,23 @@ suite('memory', 'the process of an election', { concurrency: 2 }, (test) => {
       await run({ unref: true }, `await lock.release()\nwhile (!election.isLeader) await locks.ping()`),
       ['leads', 0],
     )
+  })
+
+  test('it lives on after an election that ended with an error, and a warning says why', async () => {
+    const { stdout, stderr, code } = await runNode(`
+      import { LockService } from '${INDEX}'
+      const locks = await LockService.connect('memory:')
+      locks.elect('n'.repeat(600), () => {})
+      await locks.elect('n'.repeat(600), () => {}).stop()
+      locks.elect('failed', () => { throw new Error('of one term') })
+      const { done } = locks.elect('handled', () => { throw new Error('handled') })
+      await done.catch(() => console.log('handled'))
+      while (locks.stats().released < 2) await locks.ping()
+      setTimeout(() => console.log('lives'), 100)`)
+    assert.deepEqual([stdout, code], ['handled\nlives\n', 0], stderr)
+    assert.match(stderr, /the election of "n+" has ended: LockError \[LOCK_INVALID_ARGUMENT\]/)
+    assert.match(stderr, /the election of "failed" has ended: Error: of one term/)
+    assert.doesNotMatch(stderr, /Error: handled/)
   })
 
   test('other calls keep it alive beside an election with unref, before a lazy service has connected', async () => {

@@ -33,6 +33,7 @@ const TESTS = {
     assert.deepEqual(await collections(), { mutexes: 0 })
   },
   'renew: true, waitMs': async ({ js }) => assert.equal((await js()).did.sendReport, 1),
+  'renew: true }': async ({ js }) => assert.equal((await js()).did.sendReport, 1),
   'standing aside': async ({ js, code }) => {
     assert.equal((await js()).did.sendReport, 1)
     const fails = (name) =>

@@ -47,7 +47,7 @@ const READERS = {
         .map(({ name, isExpired }) => ({ what: 'lock', name: name.slice(keyPrefix.length), isExpired }))
     }),
   // A free name keeps its row for an hour, and a position that expired a minute ago stays until a sweep, within ten minutes.
-  postgres: (target, { keyPrefix = '', table = 'locks' }) =>
+  postgres: (target, { keyPrefix = '', table = 'holdfast.locks' }) =>
     withPostgres(target, async (client) => {
       const { rows } = await client.query(
         `SELECT 'lock' AS what, name, expires_at <= now() AS "isExpired" FROM ${table} WHERE owner IS NOT NULL

@@ -236,7 +236,7 @@ for (const kind of SERVER_KINDS) {
               done++
             })
           } catch (error) {
-            // A hand-off lasts 2 s at first, in which new connections to PostgreSQL on a busy machine may get nothing through.
+            // A hand-off lasts some seconds at first, in which new connections to PostgreSQL on a busy machine may get nothing through.
             assert.match(error.code, kind === 'postgres' ? /^LOCK_(STORE|LOST)$/ : /^LOCK_STORE$/)
           }
         }

@@ -110,7 +110,7 @@ withMongod('connect rejects for a user without any right', async (fixture) => {
   const server = await fixture.startWithAuth()
   const url = await userWith(server, 'shop', [])
   const error = await rejects(LockService.connect(url), 'LOCK_STORE', { retryable: false })
-  assert.match(error.message, /the user has not the right to do this: not authorized on shop to execute update/)
+  assert.match(error.message, /the user has not the right to do this: not authorized on shop to execute findAndModify/)
   assert.doesNotMatch(error.message, new RegExp(SECRET))
 })
 

@@ -1,7 +1,7 @@
 // TLS, sockets and logins on MariaDB: what is verified, and the warning of a setting with which a crash loses grants. MariaDB has no users
 // with caching_sha2_password: `mysql-server.spec.mjs` tests them on MySQL's own server.
 import assert from 'node:assert/strict'
-import { mkdirSync, mkdtempSync, rmSync } from 'node:fs'
+import { copyFileSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
@@ -9,6 +9,7 @@ import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { locateMariadb, startMariadb } from '../scripts/mysql.mjs'
 import { start } from './cli.mjs'
 import { withMysql } from './mysql-client.mjs'
+import { exchangeAuthority } from './sql-faults.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
 import { INDEX, later, output, rejects, until } from './tools.mjs'
 
@@ -88,6 +89,37 @@ describe('mysql: TLS and logins', { concurrency: 1 }, () => {
     for (const query of ['', '?ssl-mode=REQUIRED', '?ssl-mode=VERIFY_CA', '?ssl-mode=VERIFY_IDENTITY']) {
       await refused(untrusted, url({ query }))
       await refused(untrusted, url({ query }), { tls: { caFile: join(file('other'), 'ca.crt') } })
+    }
+  })
+
+  test('an authority that is exchanged while a service runs', async () => {
+    const [path, other] = [file('exchanged.crt'), join(file('other'), 'ca.crt')]
+    copyFileSync(file('ca.crt'), path)
+    const locks = await connectWith(url(), { tls: { caFile: path } })
+    const endConnections = () =>
+      withMysql(server.url, async (client) => {
+        const [rows] = await client.query("SELECT id FROM information_schema.processlist WHERE user = 'tls'")
+        for (const { id } of rows) await client.query(`KILL ${id}`)
+      })
+    await exchangeAuthority(locks, { path, other, endConnections })
+  })
+
+  test('another product is refused by its version, and a read-only server gives a warning', async () => {
+    const other = await startMariadb({ settings: { version: '8.0.11-TiDB-v7.5.1' } })
+    try {
+      await refused(/this server is TiDB \(8\.0\.11-TiDB-v7\.5\.1/, other.url)
+    } finally {
+      await other.stop()
+    }
+    await use(plain.url)
+    await withMysql(plain.url, (client) => client.query('SET GLOBAL read_only = 1'))
+    try {
+      const code = `import { LockService } from '${INDEX}'
+process.on('warning', (warning) => console.log(warning.code, warning.message))
+await (await LockService.connect(${JSON.stringify(plain.url)})).close()`
+      assert.match(await output(code), /^HOLDFAST_STORE .* is read-only, such as a replica/)
+    } finally {
+      await withMysql(plain.url, (client) => client.query('SET GLOBAL read_only = 0'))
     }
   })
 

@@ -1,7 +1,17 @@
 // The package as a user gets it: packed, installed in an empty folder, loaded through the platform's package.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { cpSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import {
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, test } from 'node:test'
@@ -79,6 +89,35 @@ test('without its platform package the error says what is missing and how to bui
     /Error: holdfast has no native addon for \S+ here: install .*, or build it .* `npm run build`, which needs Rust\./,
   )
 })
+
+test(
+  'an addon that is there and does not load is named, with the reason of the system',
+  { skip: unavailable },
+  async () => {
+    const target = await install('broken', [await pack(root)])
+    const load = () =>
+      run(process.execPath, ['-e', "require('holdfast')"], { cwd: target }).then(
+        () => assert.fail('it loaded a broken addon'),
+        (error) => error.stderr,
+      )
+    // The package of the other C library comes first, or after the one that is missing.
+    for (const [name, reason] of [
+      ['linux-x64-musl', 'file too short'],
+      ['linux-x64-gnu', 'invalid ELF header'],
+    ]) {
+      const own = join(target, 'node_modules', `holdfast-${name}`)
+      mkdirSync(own)
+      writeFileSync(join(own, `holdfast.${name}.node`), reason === 'file too short' ? 'x' : 'x'.repeat(10_000))
+      const failed = await load()
+      assert.match(
+        failed,
+        new RegExp(`Error: the native addon of holdfast does not load \\(.*${name}\\.node.*${reason}`),
+      )
+      assert.match(failed, /: install it again on this system, with its optional dependencies/)
+      assert.doesNotMatch(failed, /Error: holdfast has no native addon/)
+    }
+  },
+)
 
 test('the package has no install scripts and no dependencies', () => {
   const { scripts, dependencies } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))

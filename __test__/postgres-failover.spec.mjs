@@ -1,6 +1,7 @@
 // Several servers of PostgreSQL: a standby that is promoted, a standby that cannot write, a server that is silent, and a pooler
 // that only the listening connection bypasses.
 import assert from 'node:assert/strict'
+import net from 'node:net'
 import { after, describe, it } from 'node:test'
 import { locatePgBouncer, locatePostgres, startPgBouncer, startPostgres } from '../scripts/postgres.mjs'
 import { freePort } from '../scripts/servers.mjs'
@@ -91,10 +92,9 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
     })
     const locks = await connect(urlOf(standby, primary))
     assert.equal(await locks.using('n', (lock) => lock.isHeld), true)
-    // A service with the standby alone connects, and its calls say why they fail.
-    const alone = await connect(urlOf(standby))
-    const error = await rejects(alone.tryAcquire('n'), 'LOCK_STORE', { retryable: true })
-    assert.match(error.message, /\[25006\]/)
+    // The address of a standby alone, such as that of a read replica, would answer with old rows.
+    const error = await rejects(connect(urlOf(standby)), 'LOCK_STORE', { retryable: true })
+    assert.match(error.message, /does not allow writes \(it is a standby.*must lead to the primary/)
     // Commits would wait for the paused standby.
     await query(primary, "ALTER SYSTEM SET synchronous_commit = 'local'")
     await query(primary, 'SELECT pg_reload_conf()')
@@ -114,7 +114,8 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
     const error = await rejects(connect(urlOf(primary, standby)), 'LOCK_STORE', { retryable: true })
     assert.ok(error.message.includes(`127.0.0.1:${primary.port}`), error.message)
     const readOnly =
-      'the server does not allow writes: it is a standby, or default_transaction_read_only is on; name the primary in the URL'
+      'the server does not allow writes (it is a standby, or default_transaction_read_only is on: the URL must lead to the primary, or ' +
+      'have both hosts)'
     assert.ok(error.message.includes(`${readOnly} (127.0.0.1:${standby.port})`), error.message)
   })
 
@@ -192,5 +193,41 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
     assert.match(warning.message, /notifications.*cannot be opened.*up to 2 s late.*refused.*listenUrl/)
     assert.equal(await lock.release(), true)
     assert.equal(await (await waiter).release(), true)
+  })
+
+  test('a pooler without a free connection is tried again', async (t) => {
+    const server = await startPostgres()
+    let isFull = true
+    const text = ['SFATAL', 'CXX000', 'M(EMAXCONNSESSION) max clients reached in session mode', ''].join('\0') + '\0'
+    const full = Buffer.alloc(5 + text.length)
+    full.write('E')
+    full.writeInt32BE(4 + text.length, 1)
+    full.write(text, 5)
+    const pooler = net.createServer((client) => {
+      client.on('error', () => {})
+      // The URL asks for no TLS, so the first packet is the login.
+      if (isFull) return client.once('data', () => client.end(full))
+      const connection = net.connect(server.port, '127.0.0.1')
+      connection.on('error', () => client.destroy())
+      client.pipe(connection).pipe(client)
+    })
+    await new Promise((resolve) => pooler.listen(0, '127.0.0.1', () => resolve(undefined)))
+    t.after(async () => {
+      await closeAll()
+      pooler.close()
+      await server.stop()
+    })
+    const url = urlOf(/** @type {net.AddressInfo} */ (pooler.address()))
+    const error = await rejects(connect(url), 'LOCK_STORE', { retryable: true })
+    assert.match(error.message, /EMAXCONNSESSION/)
+    setTimeout(() => (isFull = false), 1500)
+    const locks = await connect(url, { connectMs: 20_000 })
+    assert.equal(await locks.using('n', (lock) => lock.isHeld), true)
+    const backends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'"
+    isFull = true
+    await query(server, backends)
+    setTimeout(() => (isFull = false), 1500)
+    const lock = await locks.acquire('n', { waitMs: 20_000, onStoreError: 'wait' })
+    assert.equal(await lock.release(), true)
   })
 })

@@ -1,6 +1,6 @@
 // TLS, sockets and logins on PostgreSQL: what is verified, where the password comes from, and the messages of connections that cannot work.
 import assert from 'node:assert/strict'
-import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, copyFileSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
@@ -9,6 +9,7 @@ import { locatePostgres, startPostgres } from '../scripts/postgres.mjs'
 import { LockService } from '../index.js'
 import { start } from './cli.mjs'
 import { withPostgres } from './postgres-client.mjs'
+import { exchangeAuthority } from './sql-faults.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
 import { INDEX, later, output, rejects, until } from './tools.mjs'
 
@@ -63,12 +64,16 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     await withPostgres(url(), async (client) => {
       for (const role of ['app', 'tls', 'cert']) {
         await client.query(`CREATE ROLE ${role} LOGIN PASSWORD '${PASSWORD}'`)
-        await client.query(`GRANT CREATE, USAGE ON SCHEMA public TO ${role}`)
+        await client.query(`GRANT CREATE ON DATABASE postgres TO ${role}`)
       }
     })
     // The tables have an owner that all tests may use.
     await (await LockService.connect(url({ query: '?sslmode=disable' }))).close()
-    await withPostgres(url(), (client) => client.query('GRANT ALL ON locks, locks_waiters TO app, tls, cert'))
+    await withPostgres(url(), (client) =>
+      client.query(
+        'GRANT USAGE, CREATE ON SCHEMA holdfast TO app, tls, cert; GRANT ALL ON holdfast.locks, holdfast.locks_waiters TO app, tls, cert',
+      ),
+    )
   })
   after(async () => {
     await Promise.all([server?.stop(), plain?.stop()])
@@ -121,6 +126,17 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
       await refused(untrusted, url({ query }))
       await refused(untrusted, url({ query }), { tls: { caFile: join(file('other'), 'ca.crt') } })
     }
+  })
+
+  test('an authority that is exchanged while a service runs', async () => {
+    const [path, other] = [file('exchanged.crt'), join(file('other'), 'ca.crt')]
+    copyFileSync(file('ca.crt'), path)
+    const locks = await LockService.connect(named(''), { tls: { caFile: path } })
+    const endConnections = () =>
+      withPostgres(url(), (client) =>
+        client.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'"),
+      )
+    await exchangeAuthority(locks, { path, other, endConnections })
   })
 
   test('SSL_CERT_FILE has the authorities of the system, and --ca-file of the command line is tls.caFile', async () => {
@@ -183,7 +199,7 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     try {
       assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)
       await withPostgres(url(), async (client) => {
-        await client.query('BEGIN; LOCK TABLE locks, locks_waiters')
+        await client.query('BEGIN; LOCK TABLE holdfast.locks, holdfast.locks_waiters')
         const waiting = async () =>
           (
             await client.query(
@@ -191,14 +207,16 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
                 WHERE application_name = 'holdfast' AND wait_event_type = 'Lock'`,
             )
           ).rows
-        const calls = [locks.tryAcquire('n'), locks.acquire(['n', 'm'])].map(later)
-        const statements = await until('statements that wait', async () => {
-          const rows = await waiting()
-          return rows.length === calls.length && rows
-        })
-        assert.ok(statements.every(({ ssl }) => ssl))
-        for (const call of calls) await rejects(call, 'LOCK_STORE', { retryable: true })
-        await until('no statement is left', async () => (await waiting()).length === 0)
+        for (const names of ['n', ['n', 'm']]) {
+          const call = later(locks.acquire(names))
+          const statements = await until('a statement that waits', async () => {
+            const rows = await waiting()
+            return rows.length > 0 && rows
+          })
+          assert.ok(statements.every(({ ssl }) => ssl))
+          await rejects(call, 'LOCK_STORE', { retryable: true })
+          await until('no statement is left', async () => (await waiting()).length === 0)
+        }
         await client.query('ROLLBACK')
       })
       assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)

@@ -109,6 +109,8 @@ class Proxy {
   connections = new Set()
   holds = { toServer: false, toClient: false }
   delayMs = 0
+  /** Whether new connections are accepted and get no data. Open ones work. */
+  hangsNew = false
   /** The port of the server. Open connections keep theirs. */
   target
   /** @type {{ texts: string[], skip: number, resolve: () => void }[]} */
@@ -130,8 +132,11 @@ class Proxy {
   async up() {
     for (let tries = 0; ; tries++) {
       const port = this.port || (await freePort())
-      const accept = (/** @type {net.Socket} */ client) =>
-        void this.connections.add(new ProxiedConnection(this, client, this.target))
+      const accept = (/** @type {net.Socket} */ client) => {
+        const connection = new ProxiedConnection(this, client, this.target)
+        connection.isBlackholed = this.hangsNew
+        this.connections.add(connection)
+      }
       const listener = this.#files ? tls.createServer(this.#files, accept) : net.createServer(accept)
       listener.on('connection', (/** @type {net.Socket} */ socket) => {
         this.#sockets.add(socket)
@@ -399,7 +404,7 @@ export function proxySuite(kind, title, { serverPerTest = false, args }, define)
         try {
           await body(fixture, t)
           await fixture.closeServices(fixture.direct)
-          // A name that was reserved for a waiter of a closed service stays reserved for 2 s.
+          // A name that was reserved for a waiter of a closed service stays reserved for some seconds.
           const isReserved = async () => (await fixture.direct.list()).some(({ fencingToken }) => fencingToken === null)
           await until('no name is reserved', async () => !(await isReserved()))
           assert.deepEqual(await fixture.direct.list(), [], 'the test left locks behind')

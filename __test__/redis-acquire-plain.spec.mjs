@@ -1,5 +1,5 @@
-// The common case on the fast path: plain commands acquire a free name, and the script decides all other cases.
-// (`seed_counter.lua`, which raises the last fencing token to the server's clock once a second, is not counted.)
+// The common case on the fast path: plain commands acquire a free name, and the script decides all other cases. It also makes the
+// first grant of each second, which raises the last fencing token to the server's clock.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { readFile } from 'node:fs/promises'
@@ -34,10 +34,10 @@ after(async () => {
   await redis?.stop()
 })
 
-const verbs = (monitor) =>
-  monitor.commands
-    .map((command) => String(/^"(\w+)"/.exec(command)?.[1]).toLowerCase())
-    .filter((verb) => verb !== 'eval')
+const verbs = (monitor) => monitor.commands.map((command) => String(/^"(\w+)"/.exec(command)?.[1]).toLowerCase())
+
+/** Makes a grant by script, after which a service uses plain commands for a second. */
+const grantByScript = async (service) => (await service.acquire('by script', { metadata: 1 })).release()
 
 /** Breaks every connection of holdfast, so that the next calls use new ones. */
 const cut = () => other.client('KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
@@ -45,6 +45,7 @@ const cut = () => other.client('KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
 /** Waits until calls use plain commands again. */
 const untilPlain = (service) =>
   until('a fast path', async () => {
+    await grantByScript(service)
     const monitor = await Monitor.open(redis.port)
     await service.acquireLock('probe')
     await service.releaseLock('probe')
@@ -58,15 +59,23 @@ const received = (monitor, count) => until(`${count} commands`, () => verbs(moni
 const ACQUIRE = ['exists', 'set', 'incrby', 'mget']
 
 test('acquire and release cost four plain commands and one script', async () => {
+  for (const service of [locks, peer]) await untilPlain(service)
   const monitor = await Monitor.open(redis.port)
+  await grantByScript(locks)
+  await received(monitor, 2)
+  monitor.reset()
   assert.equal(await locks.acquireLock('n'), true)
   assert.equal(await locks.releaseLock('n'), true)
   await received(monitor, 5)
   await sleep(50)
   assert.deepEqual(verbs(monitor), [...ACQUIRE, 'evalsha'], 'a released lock gets no record')
+  await grantByScript(peer)
+  await received(monitor, 7)
   monitor.reset()
   const held = await peer.acquire('n')
   assert.deepEqual(await received(monitor, 5), [...ACQUIRE, 'evalsha'], 'a held lock gets a record for inspect')
+  await grantByScript(locks)
+  await received(monitor, 7)
   monitor.reset()
   assert.equal(await locks.acquireLock('n'), false)
   assert.deepEqual(await received(monitor, 4), ACQUIRE, 'an attempt for a busy name')
@@ -75,6 +84,8 @@ test('acquire and release cost four plain commands and one script', async () => 
   assert.deepEqual(await received(monitor, 3), ['mget', 'mget', 'mget'], 'further attempts write nothing')
   await held.release()
   await received(monitor, 4)
+  await grantByScript(locks)
+  await received(monitor, 6)
   monitor.reset()
   assert.equal(await locks.acquireLock('n'), true)
   assert.deepEqual((await received(monitor, 6)).slice(0, 5), ['mget', ...ACQUIRE])
@@ -86,6 +97,15 @@ test('500 released names leave only the last fencing token', async () => {
   await Promise.all(Array.from({ length: 500 }, (_, i) => locks.using(`one-time:${i}`, () => {})))
   assert.deepEqual(await other.keys('*'), [LAST])
   assert.equal(await other.pttl(LAST), -1)
+})
+
+test('the first grant after a second is made by a script', async () => {
+  await sleep(1100)
+  const monitor = await Monitor.open(redis.port)
+  assert.equal(await locks.acquireLock('n'), true)
+  assert.equal(await locks.releaseLock('n'), true)
+  assert.deepEqual(await received(monitor, 2), ['evalsha', 'evalsha'])
+  monitor.close()
 })
 
 test('fencing tokens of plain commands and scripts grow and are unique', async () => {
@@ -194,6 +214,11 @@ test('inspect and list return a lock right after its grant, in this service and 
   await other.set('lock:bare', 'a'.repeat(32), 'PX', 60_000)
   const { holder, fencingToken } = await locks.inspect('bare')
   assert.deepEqual([holder, fencingToken], [null, null])
+  const error = await rejects(locks.acquire('bare', { waitMs: 50 }), 'LOCK_TIMEOUT', { holder: null })
+  assert.match(error.message, /held by a process of holdfast that has not written its name/)
+  await other.set('lock:bare', 'a value', 'PX', 60_000)
+  const foreign = await rejects(locks.acquire('bare', { waitMs: 50 }), 'LOCK_TIMEOUT', { holder: null })
+  assert.match(foreign.message, /held by another tool/)
   await other.del('lock:bare')
 })
 

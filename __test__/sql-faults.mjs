@@ -1,5 +1,6 @@
 // Faults of an SQL server that every dialect has: it stalls, its tables are locked, it is killed under load, and it ends connections.
 import assert from 'node:assert/strict'
+import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
 import { after, before, describe, it } from 'node:test'
 import { LockService } from '../index.js'
 import { SLACK_MS, startProxy } from './proxy.mjs'
@@ -50,7 +51,7 @@ export const grantAfter = async (counts, at) => {
 }
 
 /**
- * Makes concurrent calls that need no transaction, and checks that all succeed although the server allows one connection.
+ * Makes concurrent calls, and checks that all succeed although the server allows one connection.
  *
  * @param {LockService} locks
  */
@@ -66,12 +67,37 @@ export async function shareOneConnection(locks) {
   }
   await Promise.all([
     ...[1, 2, 3, 4].map((number) => repeat(() => locks.using(`used:${number}`, () => {}))),
+    repeat(() => locks.using(['several', 'names'], () => {})),
     ...leases.map((lease) => repeat(() => lease.extend(30_000))),
     repeat(() => locks.list()),
   ])
   // Calls that do not overlap.
   for (let call = 0; call < 10; call++) await locks.using('used:1', () => {})
   assert.deepEqual(await Promise.all(leases.map((lease) => lease.release())), [true, true, true])
+}
+
+/**
+ * Replaces the authority of a service by another one and back, as while certificates are exchanged, and checks that calls can be repeated.
+ *
+ * @param {LockService} locks with the authority in `path`
+ * @param {{ path: string, other: string, endConnections: () => Promise<unknown> }} files
+ */
+export async function exchangeAuthority(locks, { path, other, endConnections }) {
+  const authority = readFileSync(path)
+  copyFileSync(other, path)
+  await endConnections()
+  await until('a new connection does not trust the server', async () => {
+    const error = await locks.tryAcquire('n').then(
+      (lock) => void lock?.release(),
+      (error) => error,
+    )
+    if (error) assert.equal(error.retryable, true, error.message)
+    return /authority that is not trusted/.test(error?.message)
+  })
+  writeFileSync(path, authority)
+  const lock = await until('a lock', () => locks.tryAcquire('n').catch(() => null))
+  assert.equal(await lock.release(), true)
+  await locks.close()
 }
 
 /**
@@ -84,6 +110,7 @@ export async function shareOneConnection(locks) {
  *   connected: (url: string, body: (query: (text: string) => Promise<any[]>) => Promise<void>) => Promise<void>,
  *   lockTables: string,
  *   unlockTables: string,
+ *   dropTables: string,
  *   waitingStatements: string,
  *   terminate: (query: (text: string) => Promise<any[]>) => Promise<unknown>,
  *   cases: (suite: any) => void,
@@ -91,7 +118,7 @@ export async function shareOneConnection(locks) {
  */
 export function faults(
   kind,
-  { locate, start, connected, lockTables, unlockTables, waitingStatements, terminate, cases },
+  { locate, start, connected, lockTables, unlockTables, dropTables, waitingStatements, terminate, cases },
 ) {
   describe(`${kind}: faults of the server`, { concurrency: 1 }, () => {
     /** @type {any} */
@@ -135,6 +162,27 @@ export function faults(
           await closeAll()
         }
       })
+
+    test('tables that are dropped, as by a migration tool: leases are lost, and a warning says why', async () => {
+      const warned = new Promise((resolve) => {
+        process.on('warning', function check(warning) {
+          if (!/tables of the locks .* were dropped/.test(warning.message)) return
+          process.off('warning', check)
+          resolve(warning)
+        })
+      })
+      const locks = await connect({ table: 'dropped' })
+      const lock = await locks.acquire('n', { ttlMs: 1500 })
+      const waiting = later(locks.acquire('n', { waitMs: 30_000 }))
+      await until('it waits', async () => (await locks.inspect('n'))?.waiting === 1)
+      await query(dropTables)
+      await until('the lease is lost', () => lock.signal.aborted)
+      assert.equal(lock.signal.reason.code, 'LOCK_LOST')
+      assert.equal((await warned).code, 'HOLDFAST_STORE')
+      const next = await waiting
+      assert.ok(next.fencingToken > lock.fencingToken)
+      await next.release()
+    })
 
     test('a stall of the server: calls reject in time, leases outlast it', async () => {
       const locks = await connect()

@@ -1,8 +1,9 @@
 // The recorder of waiters on an SQL server: one row has all records, and the number of waiters that hold the lock.
 
-/** What the dialects do differently. `value`: a parameter. `clock`: the time of the server. */
+/** What the dialects do differently. `locks`: the table. `value`: a parameter. `clock`: the time of the server. */
 export const DIALECTS = {
   postgres: {
+    locks: 'holdfast.locks',
     value: '$1',
     clock: 'clock_timestamp()',
     inAMinute: "clock_timestamp() + interval '1 minute'",
@@ -29,6 +30,7 @@ export const DIALECTS = {
     },
   },
   mysql: {
+    locks: 'locks',
     value: '?',
     clock: '1e6 * UNIX_TIMESTAMP(SYSDATE(6))',
     inAMinute: '1e6 * UNIX_TIMESTAMP(SYSDATE(6)) + 6e7',
@@ -102,36 +104,39 @@ export class SqlRecorder {
   }
 
   async positions(name) {
-    const { value, clock } = this.#dialect
-    const text = `SELECT owner FROM locks_waiters WHERE name = ${value} AND alive_until > ${clock} ORDER BY ticket`
+    const { locks, value, clock } = this.#dialect
+    const text = `SELECT owner FROM ${locks}_waiters WHERE name = ${value} AND alive_until > ${clock} ORDER BY ticket`
     return (await this.#of(name, text)).rows.map(({ owner }) => owner)
   }
 
   async isFree(name) {
-    const { value, clock } = this.#dialect
-    const text = `SELECT 1 FROM locks WHERE name = ${value} AND owner IS NOT NULL AND expires_at > ${clock}`
+    const { locks, value, clock } = this.#dialect
+    const text = `SELECT 1 FROM ${locks} WHERE name = ${value} AND owner IS NOT NULL AND expires_at > ${clock}`
     return (await this.#of(name, text)).rows.length === 0
   }
 
   async isUnused(name) {
-    const { rows } = await this.#of(name, `SELECT 1 FROM locks_waiters WHERE name = ${this.#dialect.value}`)
+    const { rows } = await this.#of(
+      name,
+      `SELECT 1 FROM ${this.#dialect.locks}_waiters WHERE name = ${this.#dialect.value}`,
+    )
     return rows.length === 0 && (await this.isFree(name))
   }
 
   async remainingMs(name) {
-    const { value, restMs } = this.#dialect
-    return Number((await this.#of(name, `SELECT ${restMs} AS rest FROM locks WHERE name = ${value}`)).rows[0].rest)
+    const { locks, value, restMs } = this.#dialect
+    return Number((await this.#of(name, `SELECT ${restMs} AS rest FROM ${locks} WHERE name = ${value}`)).rows[0].rest)
   }
 
   async acquire(name) {
-    const { value, clock, inAMinute } = this.#dialect
-    const text = `UPDATE locks SET owner = 'theirs', expires_at = ${inAMinute} WHERE name = ${value} AND expires_at <= ${clock}`
+    const { locks, value, clock, inAMinute } = this.#dialect
+    const text = `UPDATE ${locks} SET owner = 'theirs', expires_at = ${inAMinute} WHERE name = ${value} AND expires_at <= ${clock}`
     return (await this.#of(name, text)).changed === 1
   }
 
   async release(name) {
-    const { value, clock } = this.#dialect
-    const text = `UPDATE locks SET owner = NULL, expires_at = ${clock} WHERE name = ${value} AND owner = 'theirs'`
+    const { locks, value, clock } = this.#dialect
+    const text = `UPDATE ${locks} SET owner = NULL, expires_at = ${clock} WHERE name = ${value} AND owner = 'theirs'`
     await this.#of(name, text)
   }
 

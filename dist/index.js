@@ -3,6 +3,7 @@
 var node_fs = require('node:fs');
 var node_module = require('node:module');
 var node_path = require('node:path');
+var node_async_hooks = require('node:async_hooks');
 var node_diagnostics_channel = require('node:diagnostics_channel');
 var node_os = require('node:os');
 
@@ -49,6 +50,8 @@ const TO_JSON = {
     writable: true,
 };
 
+/** The largest number of frames of this package, and of the tracing channel, between an error and the caller. */
+const OWN_FRAMES = 12;
 /**
  * The error of every rejection of holdfast. One exception: an aborted wait rejects with `signal.reason` itself. `code` names
  * the case. `instanceof` narrows `code`; {@link isLockError} also accepts errors of another copy of this package.
@@ -61,7 +64,13 @@ class LockError extends Error {
         super(message, 'cause' in details ? { cause: details.cause } : undefined);
         // Adds the code to the stack, which V8 formats at the first read.
         const trace = { name: `LockError [${code}]`, message };
+        // Raises the limit, so that the frames of this package do not displace those of the caller.
+        const limit = Error.stackTraceLimit;
+        if (limit > 0)
+            Reflect.set(Error, 'stackTraceLimit', limit + OWN_FRAMES);
         Error.captureStackTrace(trace, new.target);
+        if (limit > 0)
+            Reflect.set(Error, 'stackTraceLimit', limit);
         Object.defineProperty(this, 'stack', {
             configurable: true,
             get: () => trace.stack,
@@ -182,7 +191,7 @@ function load() {
     if (override)
         return open(override);
     const platform = `${process.platform}-${process.arch}`;
-    let cause;
+    const failures = [];
     // On Linux with musl, the addon for glibc is tried first, and does not load.
     for (const target of Object.keys(BUNDLED).filter((target) => target.startsWith(platform))) {
         try {
@@ -197,11 +206,22 @@ function load() {
             return open(`holdfast-${target}/holdfast.${target}.node`);
         }
         catch (error) {
-            cause ??= error;
+            failures.push(error);
         }
     }
-    throw new Error(`holdfast has no native addon for ${platform} here: install it with its optional dependencies ` +
-        '(npm install holdfast --include=optional), or build it from a checkout with `npm run build`, which needs Rust.', { cause });
+    const install = 'with its optional dependencies (npm install holdfast --include=optional)';
+    // An addon that exists reports why it does not load. On Linux the package of the other C library is usually not installed.
+    const broken = failures.filter((failure) => !String(failure?.code).endsWith('MODULE_NOT_FOUND'));
+    if (broken.length === 0) {
+        const build = 'or build it from a checkout with `npm run build`, which needs Rust';
+        throw new Error(`holdfast has no native addon for ${platform} here: install it ${install}, ${build}.`, {
+            cause: failures[0],
+        });
+    }
+    const reasons = broken.map((failure) => String(failure?.message).trim()).join('; ');
+    throw new Error(`the native addon of holdfast does not load (${reasons}): install it again on this system, ${install}.`, {
+        cause: broken[0],
+    });
 }
 /** @internal */
 const native = load();
@@ -357,6 +377,8 @@ class LossSignal {
     #id;
     #prefix;
     #controller = new AbortController();
+    /** The asynchronous context in which the signal was first read: its listeners run there. */
+    #context = new node_async_hooks.AsyncResource('HOLDFAST');
     /**
      * @param owner the `Lock`, which stays alive as long as the signal may abort
      * @param prefix the prefix of a view, which errors omit
@@ -396,7 +418,7 @@ class LossSignal {
     /** Aborts the signal. */
     abort(reason) {
         this.settle();
-        this.#controller.abort(reason);
+        this.#context.runInAsyncScope(() => this.#controller.abort(reason));
     }
     /** Makes the signal an ordinary one: the lease has ended. */
     settle() {
@@ -413,15 +435,15 @@ class LossSignal {
 }
 
 const inspect$1 = Symbol.for('nodejs.util.inspect.custom');
-let isWarned = false;
+let isWarned$1 = false;
 // The native core keeps the number of a lease until its release, or as long as its Lock is alive.
 const registry = new FinalizationRegistry((id) => {
     // The lease continues. A program may acquire a lock for its whole life and keep no reference to it. A release by the garbage
     // collector would give the name to a second holder.
     const name = native.forget(id);
-    if (name == null || isWarned)
+    if (name == null || isWarned$1)
         return;
-    isWarned = true;
+    isWarned$1 = true;
     warn('HOLDFAST_NOT_RELEASED', `the Lock of ${JSON.stringify(name)} was garbage collected while it was held. It is renewed until this process ends or its ` +
         'LockService is closed. Keep a reference to the Lock and call release(), or use `await using` or using(). ' +
         'Later locks are not warned about.');
@@ -503,9 +525,10 @@ class Lock {
         return BigInt(this.#describe()[1]);
     }
     /**
-     * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
-     * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
-     * MySQL or a MongoDB replica set it is at most 2000, until a renewal extends the lease to its ttl.
+     * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
+     * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+     * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
+     * renewal.
      */
     get remainingMs() {
         return native.remainingMs(this.#id);
@@ -514,7 +537,10 @@ class Lock {
     get isHeld() {
         return native.isHeld(this.#id);
     }
-    /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. */
+    /**
+     * Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. Its listeners run in the
+     * `AsyncLocalStorage` context in which it was first read.
+     */
     get signal() {
         return this.#lossSignal().signal;
     }
@@ -545,9 +571,9 @@ class Lock {
     }
     /**
      * Releases the lock. `isHeld` is `false` from the call on.
-     * @returns `true`: this call released it. `false`: it was released before, or is lost. One `true` can be wrong: the reply to a
-     * request was lost, and the repeated request found the lock gone. That is taken for the effect of the first request, although
-     * the store may have lost its data, or the lease may have expired, in between
+     * @returns `true`: it was held until this call, which released it. `false`: it was released before, or is lost. `true` is an
+     * assumption if the store no longer has the lock, and either the reply to an earlier request was lost, or the answer came after
+     * the end of the lease: before this call the store may have lost its data, or another process may have restored the lock
      * @throws `LOCK_STORE` when the store did not answer within `storeTimeoutMs`; the release is repeated in the background
      *
      * @example
@@ -633,6 +659,28 @@ const [RENEW, NO_RENEW] = [1, 2];
 const REJECT_BUSY = 4;
 /** @internal The flag of a call that does not keep the process alive. */
 const IN_BACKGROUND = 8;
+let isWarned = false;
+// The registered object is `jobs`, which a service, its views, its elections and its watches share.
+const dropped = new FinalizationRegistry(async ({ native, source, connectedTo }) => {
+    if (!(await native.closeUnused()))
+        return;
+    source.isClosed = true;
+    if (isWarned || source.engine === 'memory')
+        return;
+    isWarned = true;
+    warn('HOLDFAST_NOT_CLOSED', `a LockService (${connectedTo}) was garbage collected without close(): it had no locks, and its connections are closed now. ` +
+        'Call close(), or use `await using`, when a service is not needed any more. Later services are not warned about.');
+});
+/** @internal Closes the connections when everything that uses them is garbage collected. */
+function register(connection) {
+    const { native, source, connectedTo, jobs } = connection;
+    dropped.register(jobs, { native, source, connectedTo }, jobs);
+    return connection;
+}
+/** @internal Reverts `register`: a call closes the connections. */
+function unregister({ jobs }) {
+    dropped.unregister(jobs);
+}
 /** @internal Returns the URLs of a store without user, password and parameters, for `console.log`. */
 function shownUrls(urls) {
     return urls.length === 0 ? 'sqlite: (the embedded store)' : urls.map(shownUrl).join(', ');
@@ -1035,8 +1083,10 @@ async function usingWith(connection, kind, names, second, third, run) {
         throw errorOf(loss, connection.prefix);
     return kind === 'using' ? value : { ran: true, value };
 }
-/** @internal `acquireAndExecute`. */
-async function acquireAndExecute(connection, first, second, third) {
+/**
+ * @internal `acquireAndExecute`. Not async: V8 adds the frames of the caller to an error only through promises that are awaited.
+ */
+function acquireAndExecute(connection, first, second, third) {
     const name = () => (isObject(first) ? first['name'] : first);
     return traceUsing(connection, 'acquireAndExecute', name, (run) => execute(connection, first, second, third, run));
 }
@@ -1095,12 +1145,9 @@ class Election {
     static {
         createElection = (connection, name, second, third) => new Election(connection, name, second, third);
     }
-    /**
-     * Resolves when the election has ended: after `stop()`, an abort of the option `signal`, or `close()` of the service, when `fn`
-     * has settled and the lock is released. Rejects with what `fn` threw, unless `restart` is set, with a `LOCK_STORE` that no
-     * waiting ends, such as a wrong password, and with `LOCK_CLOSED` if the service was closed before.
-     */
-    done;
+    #done;
+    /** Whether `done` was read. Then its reader receives the error, and no warning is emitted. */
+    #isObserved = false;
     #connection;
     #name;
     #request;
@@ -1110,6 +1157,8 @@ class Election {
     #stopper = new AbortController();
     #term;
     #pauseMs = FIRST_PAUSE_MS$1;
+    /** Whether the store fails, and its error was reported. */
+    #isStoreReported = false;
     /** The ticket of the pause between two campaigns. */
     #pauseTicket;
     constructor(connection, name, second, third) {
@@ -1135,7 +1184,22 @@ class Election {
             waitMs: Infinity,
             signal: this.#stopper.signal,
         };
-        this.done = this.#run(this.#options.signal);
+        this.#done = this.#run(this.#options.signal);
+        // A rejection that nothing handles would end the process.
+        this.#done.catch((thrown) => {
+            if (!this.#isObserved)
+                this.#warn('election of', 'has ended', thrown);
+        });
+    }
+    /**
+     * Resolves when the election has ended: after `stop()`, an abort of the option `signal`, or `close()` of the service, when `fn`
+     * has settled and the lock is released. Rejects with `LOCK_CLOSED` if the service was closed before; without `restart`, with
+     * what `fn` threw, and with a `LOCK_STORE` that is not retryable, such as a wrong password. If `done` was not read before that,
+     * the error is emitted as a `HoldfastWarning` (`HOLDFAST_ELECTION`). The rejection never ends the process by itself.
+     */
+    get done() {
+        this.#isObserved = true;
+        return this.#done;
     }
     /** Whether this candidate leads now, by the native clock. `false` from `resign()`, `stop()` and a loss on. */
     get isLeader() {
@@ -1172,7 +1236,7 @@ class Election {
         if (this.#pauseTicket !== undefined)
             native.cancel(this.#pauseTicket);
         await this.#end('the election was stopped');
-        await this.done.catch(() => { });
+        await this.#done.catch(() => { });
     }
     /**
      * Ends the election like {@link stop}.
@@ -1218,14 +1282,20 @@ class Election {
         while (!this.#stopper.signal.aborted) {
             try {
                 const flags = this.#options.unref ? IN_BACKGROUND : 0;
-                return await acquire(this.#connection, this.#name, this.#request, flags);
+                const lock = await acquire(this.#connection, this.#name, this.#request, flags);
+                this.#isStoreReported = false;
+                return lock;
             }
             catch (thrown) {
                 if (this.#stopper.signal.aborted)
                     return null;
-                // For example, the grant arrived after the end of its lease.
-                if (!isLockError(thrown, 'LOCK_STORE') || !thrown.retryable)
+                if (!isLockError(thrown, 'LOCK_STORE'))
                     throw thrown;
+                // A retryable one: for example, the grant arrived after the end of its lease.
+                if (!thrown.retryable && !this.#isStoreReported) {
+                    await this.#report('candidate for', thrown);
+                    this.#isStoreReported = true;
+                }
                 await this.#pause();
             }
         }
@@ -1255,22 +1325,24 @@ class Election {
         native.cancel(ticket);
         ended();
         if (failure && !isCausedBy(failure.thrown, signal))
-            await this.#report(failure.thrown);
+            await this.#report('leader of', failure.thrown);
         const lastedMs = await lasting;
         if (lastedMs >= STEADY_MS)
             this.#pauseMs = FIRST_PAUSE_MS$1;
         if (hasEndedItself || lastedMs < SHORT_MS)
             await this.#pause();
     }
-    /** Handles an error of `fn`. Throws it unless `restart` is set. */
-    async #report(thrown) {
+    /** Handles an error of `fn` or of the store. Throws it unless `restart` is set. */
+    async #report(who, thrown) {
         const { restart, onError } = this.#options;
         if (!restart)
             throw thrown;
         if (onError)
             return await onError(thrown);
-        const next = this.#stopper.signal.aborted ? '' : ', and is a candidate again';
-        warn('HOLDFAST_ELECTION', `the leader of ${JSON.stringify(this.#name)} failed${next}: ${stackOf(thrown)}`);
+        this.#warn(who, this.#stopper.signal.aborted ? 'failed' : 'failed, and is a candidate again', thrown);
+    }
+    #warn(who, what, thrown) {
+        warn('HOLDFAST_ELECTION', `the ${who} ${JSON.stringify(this.#name)} ${what}: ${stackOf(thrown)}`);
     }
     /** Waits before the next campaign, so that an `fn` that ends at once causes no load. The random part keeps processes apart. */
     async #pause() {
@@ -1313,8 +1385,10 @@ function isCausedBy(thrown, signal) {
 // Validates the arguments of `LockService.connect`.
 const MAX_URLS = 100;
 const MAX_REPLICAS = 100;
+const MAX_CONNECTIONS = 100;
 const LOGIN = ['username', 'password', 'credentials'];
-const OTHERS = 'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas defaults onEvent';
+const OTHERS = 'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas maxConnections ' +
+    'defaults onEvent';
 const CONNECT = [...OTHERS.split(' '), ...LOGIN];
 const PEM = ['ca', 'cert', 'key'];
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure'];
@@ -1395,6 +1469,9 @@ function connectionOf(target, second, isPresent) {
     if ((value = options['minReplicas']) !== undefined) {
         config.minReplicas = wholeNumber('minReplicas', value, 0, MAX_REPLICAS);
     }
+    if ((value = options['maxConnections']) !== undefined) {
+        config.maxConnections = wholeNumber('maxConnections', value, 1, MAX_CONNECTIONS);
+    }
     for (const name of PEM) {
         const file = `${name}File`;
         if ((value = tls?.[file]) !== undefined) {
@@ -1406,7 +1483,7 @@ function connectionOf(target, second, isPresent) {
             continue;
         if (config[file] !== undefined)
             throw invalid(`tls.${name}`, `must be absent with tls.${file}`, 'both');
-        config[name] = text(`tls.${name}`, value);
+        config[name] = pemOf(`tls.${name}`, value);
     }
     if ((value = tls?.['servername']) !== undefined)
         config.servername = text('tls.servername', value);
@@ -1461,6 +1538,19 @@ function warnOfEmbedded() {
     isEmbeddedWarned = true;
     warn('HOLDFAST_EMBEDDED_STORE', 'LockService.connect() has no target, and HOLDFAST_URL is not set: locks are in the embedded store, a file that only the ' +
         'processes of this machine and user share. Set HOLDFAST_URL or pass a URL; pass `sqlite:PATH` if this is intended.');
+}
+/** Checks PEM text. Returns it without the indentation that YAML adds. */
+function pemOf(argument, value) {
+    const pem = text(argument, value);
+    const rule = 'must be PEM text with line breaks';
+    if (pem.includes('\\n-----END')) {
+        throw invalid(argument, `${rule}: apply .replaceAll('\\\\n', '\\n')`, 'text with escaped line breaks (\\n)');
+    }
+    if (/-----BEGIN [^-\n\r]*-----[^\n\r]*[^\s]/.test(pem)) {
+        const quote = 'a shell needs quotes around the variable ("$CA"), YAML the block style |';
+        throw invalid(argument, `${rule}: ${quote}`, 'text without a line break after -----BEGIN');
+    }
+    return pem.replace(/^[\t ]+|[\t ]+$/gm, '');
 }
 /** Checks a whole number. `note` is appended to the rule in the error message. */
 function wholeNumber(argument, value, from, to, note = '') {
@@ -1644,9 +1734,13 @@ function reasonOf(thrown) {
     }
 }
 
-/** @internal Creates the function that receives the messages of one service. It has no reference to the service. */
+/**
+ * @internal Creates the function that receives the messages of one service. It has no reference to the service. It calls the user's
+ * functions in the asynchronous context of `connect`, not in that of the call that made the native core start.
+ */
 function receiver({ onEvent, credentials }, source) {
-    return (batch) => {
+    const context = new node_async_hooks.AsyncResource('HOLDFAST');
+    return (batch) => context.runInAsyncScope(() => {
         for (const message of JSON.parse(batch)) {
             if (message.lost !== undefined)
                 reportLoss(message.lost, message.error);
@@ -1657,7 +1751,7 @@ function receiver({ onEvent, credentials }, source) {
             else
                 deliver(onEvent, message, source);
         }
-    };
+    });
 }
 /** Publishes an event, and calls `onEvent`. What that throws or rejects with becomes a warning. */
 function deliver(onEvent, { type, names, fencingToken, ...parts }, source) {
@@ -1813,6 +1907,8 @@ function lazily(connect, defaults) {
                 return 'not connected';
             if (name === 'close')
                 return close;
+            if (name === 'closeUnused')
+                return async () => (await connecting?.catch(() => { }))?.closeUnused() ?? false;
             if (name === 'setEvents')
                 return (observed) => (isObserved = observed);
             if (name === 'setRunsJobs')
@@ -1822,12 +1918,51 @@ function lazily(connect, defaults) {
     });
 }
 
+/** Reads the list, and converts a page at a time: the event loop runs between two pages. */
+async function* pages({ native, prefix }, options) {
+    const of = fields('options', options, ['prefix'])?.['prefix'];
+    const literal = of === undefined ? '' : text('prefix', of);
+    try {
+        const found = await native.list(prefix + literal);
+        for (let page = await found.next(); page !== null; page = await found.next())
+            yield infosOf(page, prefix);
+    }
+    catch (thrown) {
+        throw fromNative(thrown, prefix);
+    }
+}
+/** @internal `list`: a promise of the whole list, and an iterable, which converts a page when it is needed. */
+function list(connection, options) {
+    let how;
+    async function collect() {
+        // An iteration begins in the tick of the call.
+        await undefined;
+        if (how === 'iterated')
+            throw invalid('the result of list', 'must be awaited or iterated', 'both');
+        how = 'awaited';
+        const infos = [];
+        for await (const page of pages(connection, options))
+            infos.push(...page);
+        return infos;
+    }
+    const collected = collect();
+    async function* iterate() {
+        if (how === 'awaited')
+            return yield* await collected;
+        how = 'iterated';
+        collected.catch(() => { });
+        for await (const page of pages(connection, options))
+            yield* page;
+    }
+    return Object.assign(collected, { [Symbol.asyncIterator]: iterate });
+}
+
 const DEFAULT_INTERVAL_MS = 1000;
 /** The shortest time between two reads of a name. */
 const SHORTEST_INTERVAL_MS = 10;
 /** @internal A name that this process watches: one poll for all iterations. */
 class Watch {
-    /** The reason of the end. `undefined`: the service was closed. */
+    /** The reason of the end, of which each reader creates an error with its own frames. `undefined`: the service was closed. */
     failure;
     hasEnded = false;
     #isRunning = false;
@@ -1876,7 +2011,7 @@ class Watch {
                 this.#end();
         }
         catch (thrown) {
-            if (!isLockError(thrown, 'LOCK_CLOSED'))
+            if (!isLockError(fromNative(thrown, ''), 'LOCK_CLOSED'))
                 this.failure = { thrown };
             this.#end();
         }
@@ -1908,7 +2043,7 @@ class Watch {
             // An outage of the store is no change.
             if (isLockError(error, 'LOCK_STORE') && error.retryable)
                 return Infinity;
-            throw error;
+            throw thrown;
         }
     }
     /** Waits until the next read is due. */
@@ -1987,7 +2122,7 @@ class Iteration {
             if (watch.hasEnded) {
                 this.#end();
                 if (watch.failure)
-                    throw watch.failure.thrown;
+                    throw fromNative(watch.failure.thrown, this.#connection.prefix);
                 break;
             }
             const change = (this.#change ??= new Promise((resolve) => {
@@ -2042,6 +2177,7 @@ class LockService {
             return {
                 source,
                 isConnected: () => native.isConnected(),
+                stats: () => JSON.parse(native.stats()),
                 end() {
                     source.receivers -= 1;
                     if (source.receivers === 0)
@@ -2056,13 +2192,14 @@ class LockService {
         const { urls, defaults } = request.config;
         try {
             const source = { engine: '', receivers: Number(request.config.events), isClosed: false };
+            const receive = receiver(request, source);
             const connect = async (ticket) => {
-                const service = await native.connect({ ...request.config, ticket }, receiver(request, source));
+                const service = await native.connect({ ...request.config, ticket }, receive);
                 source.engine = service.engine;
                 return service;
             };
             const service = request.lazy ? lazily(connect, defaults) : await connect(newTicket());
-            return new LockService({
+            return new LockService(register({
                 native: service,
                 prefix: '',
                 jobs: { running: 0 },
@@ -2071,7 +2208,7 @@ class LockService {
                 renews: defaults.renew ?? true,
                 connectedTo: shownUrls(urls),
                 source,
-            });
+            }));
         }
         catch (thrown) {
             throw fromNative(thrown, '');
@@ -2110,7 +2247,8 @@ class LockService {
     }
     /**
      * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
-     * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
+     * @returns `true`: this call released it, with the exceptions of `Lock.release`. `false`: this service did not hold it (not
+     * acquired, expired, or transferred)
      * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
      *
      * @example
@@ -2129,7 +2267,8 @@ class LockService {
         return acquireAndExecute(this.#connection, first, second, third);
     }
     /**
-     * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
+     * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy. Meanwhile the
+     * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
      * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
      * `LOCK_INVALID_ARGUMENT`
      *
@@ -2190,7 +2329,8 @@ class LockService {
      * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
      * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
      * is another number of waiting calls. Ends when the service is closed.
-     * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
+     * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if it is not retryable; at the call:
+     * `LOCK_INVALID_ARGUMENT`
      *
      * @example
      * for await (const leader of locks.watch('scheduler')) {
@@ -2243,22 +2383,17 @@ class LockService {
         }
     }
     /**
-     * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
-     * @returns the locks, sorted by the bytes of their names
+     * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`. The event
+     * loop runs between pages.
+     * @returns the locks, sorted by the bytes of their names. Await the result for an array, or iterate over it with `for await`
      * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
      *
      * @example
-     * for (const { name, remainingMs } of await locks.list({ prefix: 'order:' })) console.log(name, remainingMs)
+     * const orders = await locks.list({ prefix: 'order:' })
+     * for await (const { name, remainingMs } of locks.list()) console.log(name, remainingMs)
      */
-    async list(options) {
-        const prefix = fields('options', options, ['prefix'])?.['prefix'];
-        const literal = prefix === undefined ? '' : text('prefix', prefix);
-        try {
-            return infosOf(await this.#connection.native.list(this.#connection.prefix + literal), this.#connection.prefix);
-        }
-        catch (thrown) {
-            throw fromNative(thrown, this.#connection.prefix);
-        }
+    list(options) {
+        return list(this.#connection, options);
     }
     /**
      * Releases a name, no matter which owner holds it. The holder loses the lock at its next renewal.
@@ -2325,6 +2460,9 @@ class LockService {
      * With `drainMs`, jobs end first: new calls reject with `LOCK_CLOSED` and waits end at once, but the locks that are held are
      * renewed, and can be extended and released, until all of them and all jobs under `using` have ended, or `drainMs` has passed.
      * A job that has lost its lock counts as well. `close()` without `drainMs` ends a drain.
+     *
+     * A service that is garbage collected without a close is closed as soon as it has no lock, call, job, view, election or watch;
+     * the first such close emits a `HoldfastWarning` (`HOLDFAST_NOT_CLOSED`).
      * @param options `drainMs`: 0 to 2147483648 ms, or text with a unit. Default: 0
      * @throws `LOCK_INVALID_ARGUMENT`
      *
@@ -2335,6 +2473,7 @@ class LockService {
         const drainMs = fields('options', options, ['drainMs'])?.['drainMs'];
         const limit = drainMs === undefined ? 0 : spanMs('drainMs', drainMs);
         const { elections, watches } = this.#connection;
+        unregister(this.#connection);
         for (const election of elections)
             void election.stop();
         try {

@@ -41,7 +41,6 @@ function instrument(locks, options = {}) {
     const observed = index_js.observe(locks);
     const { source } = observed;
     const service = {
-        locks,
         observed,
         isOwn: (message) => message[index_js.SOURCE] === source,
         attributesOf(names, more) {
@@ -126,10 +125,10 @@ function recordMetrics(meter, { isOwn, attributesOf }) {
 const instrumented = new WeakMap();
 /** The gauges: the value of one service, and how the values of several are combined. */
 const GAUGES = {
-    held: { description: 'Leases that are held', of: ({ locks }) => locks.stats().held, all: sum },
+    held: { description: 'Leases that are held', of: ({ observed }) => observed.stats().held, all: sum },
     waiting: {
         description: 'Calls that wait for a busy name',
-        of: ({ locks }) => locks.stats().waiting,
+        of: ({ observed }) => observed.stats().waiting,
         all: sum,
     },
     connected: {

@@ -1,5 +1,13 @@
+/** The locks of a list that JavaScript has not read yet. */
+export declare class LockList {
+  /** Returns the next page as JSON text: an array. `null`: there is none. */
+  next(): Promise<string | null>
+}
+
 /** A lock service over one store. */
 export declare class LockService {
+  /** Lists the held locks whose name starts with `prefix`. */
+  list(prefix: string): Promise<LockList>
   /** Makes one attempt. Resolves to whether this service holds the name now. `NaN` means the default ttl. */
   acquireByName(name: string, ttlMs: number): Promise<boolean>
   /** Releases a lease of `acquireByName`. Resolves to whether this call released it. */
@@ -10,8 +18,6 @@ export declare class LockService {
   transfer(names: Array<string>, token: string, fence: string, options: AcquireRecord): Promise<number>
   /** Reads the holder of a name. Resolves to JSON text: an array, which is empty if the name is free. */
   inspect(name: string): Promise<string>
-  /** Lists the held locks whose name starts with `prefix`. Resolves to JSON text: an array. */
-  list(prefix: string): Promise<string>
   /** Releases a name, no matter which owner holds it. Resolves to whether it was held. */
   forceRelease(name: string): Promise<boolean>
   /** Returns the counters as JSON text. */
@@ -26,6 +32,11 @@ export declare class LockService {
   setEvents(enabled: boolean): void
   /** Records that jobs run now, or that none runs any more. While one runs, the process does not exit by itself. */
   setRunsJobs(runsJobs: boolean): void
+  /**
+   * Closes a service that was garbage collected, as soon as it has no lease, call or job. Does not keep the event loop alive.
+   * Resolves to whether this call closed it.
+   */
+  closeUnused(): Promise<boolean>
   /** Closes the service, after a drain of at most `drain_ms`. Zero means no drain. */
   close(drainMs: number): Promise<void>
 }
@@ -63,6 +74,7 @@ export interface Config {
   table?: string
   storeTimeoutMs?: number
   minReplicas?: number
+  maxConnections?: number
   defaults: AcquireRecord
   /** Whether `notify` receives events, in addition to losses. */
   events: boolean

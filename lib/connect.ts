@@ -13,10 +13,12 @@ import type { Login, LockEvent } from './types.js'
 
 const MAX_URLS = 100
 const MAX_REPLICAS = 100
+const MAX_CONNECTIONS = 100
 
 const LOGIN = ['username', 'password', 'credentials']
 const OTHERS =
-  'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas defaults onEvent'
+  'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas maxConnections ' +
+  'defaults onEvent'
 const CONNECT = [...OTHERS.split(' '), ...LOGIN]
 const PEM = ['ca', 'cert', 'key'] as const
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure']
@@ -104,6 +106,9 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
   if ((value = options['minReplicas']) !== undefined) {
     config.minReplicas = wholeNumber('minReplicas', value, 0, MAX_REPLICAS)
   }
+  if ((value = options['maxConnections']) !== undefined) {
+    config.maxConnections = wholeNumber('maxConnections', value, 1, MAX_CONNECTIONS)
+  }
   for (const name of PEM) {
     const file = `${name}File` as const
     if ((value = tls?.[file]) !== undefined) {
@@ -113,7 +118,7 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
     }
     if ((value = tls?.[name]) === undefined) continue
     if (config[file] !== undefined) throw invalid(`tls.${name}`, `must be absent with tls.${file}`, 'both')
-    config[name] = text(`tls.${name}`, value)
+    config[name] = pemOf(`tls.${name}`, value)
   }
   if ((value = tls?.['servername']) !== undefined) config.servername = text('tls.servername', value)
   if ((value = tls?.['insecure']) !== undefined) config.insecure = flag('tls.insecure', value)
@@ -172,6 +177,20 @@ function warnOfEmbedded(): void {
     'LockService.connect() has no target, and HOLDFAST_URL is not set: locks are in the embedded store, a file that only the ' +
       'processes of this machine and user share. Set HOLDFAST_URL or pass a URL; pass `sqlite:PATH` if this is intended.',
   )
+}
+
+/** Checks PEM text. Returns it without the indentation that YAML adds. */
+function pemOf(argument: string, value: unknown): string {
+  const pem = text(argument, value)
+  const rule = 'must be PEM text with line breaks'
+  if (pem.includes('\\n-----END')) {
+    throw invalid(argument, `${rule}: apply .replaceAll('\\\\n', '\\n')`, 'text with escaped line breaks (\\n)')
+  }
+  if (/-----BEGIN [^-\n\r]*-----[^\n\r]*[^\s]/.test(pem)) {
+    const quote = 'a shell needs quotes around the variable ("$CA"), YAML the block style |'
+    throw invalid(argument, `${rule}: ${quote}`, 'text without a line break after -----BEGIN')
+  }
+  return pem.replace(/^[\t ]+|[\t ]+$/gm, '')
 }
 
 /** Checks a whole number. `note` is appended to the rule in the error message. */

@@ -1,11 +1,12 @@
 import type { Election } from './election.js'
-import { fromNative, invalid } from './errors.js'
+import { fromNative, invalid, warn } from './errors.js'
 import { createLock, registerLock } from './lock.js'
 import type { Lock } from './lock.js'
 import type { NativeService } from './native.js'
 import type { Request } from './options.js'
 import { listen, unlisten } from './signals.js'
 import type { Source } from './telemetry.js'
+import type { LockStats } from './types.js'
 import type { Watch } from './watch.js'
 
 // The flags of the native `acquire` (`src/js/service.rs`).
@@ -31,6 +32,43 @@ export interface Connection {
   /** The URLs of the store without secrets. */
   readonly connectedTo: string
   readonly source: Source
+}
+
+/** @internal What telemetry reads of a service. */
+export interface Observed {
+  readonly source: Source
+  isConnected(): boolean
+  stats(): LockStats
+  /** Removes the receiver. */
+  end(): void
+}
+
+let isWarned = false
+// The registered object is `jobs`, which a service, its views, its elections and its watches share.
+const dropped = new FinalizationRegistry<Pick<Connection, 'native' | 'source' | 'connectedTo'>>(
+  async ({ native, source, connectedTo }) => {
+    if (!(await native.closeUnused())) return
+    source.isClosed = true
+    if (isWarned || source.engine === 'memory') return
+    isWarned = true
+    warn(
+      'HOLDFAST_NOT_CLOSED',
+      `a LockService (${connectedTo}) was garbage collected without close(): it had no locks, and its connections are closed now. ` +
+        'Call close(), or use `await using`, when a service is not needed any more. Later services are not warned about.',
+    )
+  },
+)
+
+/** @internal Closes the connections when everything that uses them is garbage collected. */
+export function register(connection: Connection): Connection {
+  const { native, source, connectedTo, jobs } = connection
+  dropped.register(jobs, { native, source, connectedTo }, jobs)
+  return connection
+}
+
+/** @internal Reverts `register`: a call closes the connections. */
+export function unregister({ jobs }: Connection): void {
+  dropped.unregister(jobs)
 }
 
 /** @internal Returns the URLs of a store without user, password and parameters, for `console.log`. */

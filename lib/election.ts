@@ -43,12 +43,9 @@ export class Election implements AsyncDisposable {
     createElection = (connection, name, second, third) => new Election(connection, name, second, third)
   }
 
-  /**
-   * Resolves when the election has ended: after `stop()`, an abort of the option `signal`, or `close()` of the service, when `fn`
-   * has settled and the lock is released. Rejects with what `fn` threw, unless `restart` is set, with a `LOCK_STORE` that no
-   * waiting ends, such as a wrong password, and with `LOCK_CLOSED` if the service was closed before.
-   */
-  readonly done: Promise<void>
+  readonly #done: Promise<void>
+  /** Whether `done` was read. Then its reader receives the error, and no warning is emitted. */
+  #isObserved = false
   readonly #connection: Connection
   readonly #name: string
   readonly #request: Request
@@ -58,6 +55,8 @@ export class Election implements AsyncDisposable {
   readonly #stopper = new AbortController()
   #term: Term | undefined
   #pauseMs = FIRST_PAUSE_MS
+  /** Whether the store fails, and its error was reported. */
+  #isStoreReported = false
   /** The ticket of the pause between two campaigns. */
   #pauseTicket: number | undefined
 
@@ -84,7 +83,22 @@ export class Election implements AsyncDisposable {
       waitMs: Infinity,
       signal: this.#stopper.signal,
     }
-    this.done = this.#run(this.#options.signal)
+    this.#done = this.#run(this.#options.signal)
+    // A rejection that nothing handles would end the process.
+    this.#done.catch((thrown) => {
+      if (!this.#isObserved) this.#warn('election of', 'has ended', thrown)
+    })
+  }
+
+  /**
+   * Resolves when the election has ended: after `stop()`, an abort of the option `signal`, or `close()` of the service, when `fn`
+   * has settled and the lock is released. Rejects with `LOCK_CLOSED` if the service was closed before; without `restart`, with
+   * what `fn` threw, and with a `LOCK_STORE` that is not retryable, such as a wrong password. If `done` was not read before that,
+   * the error is emitted as a `HoldfastWarning` (`HOLDFAST_ELECTION`). The rejection never ends the process by itself.
+   */
+  get done(): Promise<void> {
+    this.#isObserved = true
+    return this.#done
   }
 
   /** Whether this candidate leads now, by the native clock. `false` from `resign()`, `stop()` and a loss on. */
@@ -124,7 +138,7 @@ export class Election implements AsyncDisposable {
     this.#stopper.abort()
     if (this.#pauseTicket !== undefined) native.cancel(this.#pauseTicket)
     await this.#end('the election was stopped')
-    await this.done.catch(() => {})
+    await this.#done.catch(() => {})
   }
 
   /**
@@ -168,11 +182,17 @@ export class Election implements AsyncDisposable {
     while (!this.#stopper.signal.aborted) {
       try {
         const flags = this.#options.unref ? IN_BACKGROUND : 0
-        return await acquire(this.#connection, this.#name, this.#request, flags)
+        const lock = await acquire(this.#connection, this.#name, this.#request, flags)
+        this.#isStoreReported = false
+        return lock
       } catch (thrown) {
         if (this.#stopper.signal.aborted) return null
-        // For example, the grant arrived after the end of its lease.
-        if (!isLockError(thrown, 'LOCK_STORE') || !thrown.retryable) throw thrown
+        if (!isLockError(thrown, 'LOCK_STORE')) throw thrown
+        // A retryable one: for example, the grant arrived after the end of its lease.
+        if (!thrown.retryable && !this.#isStoreReported) {
+          await this.#report('candidate for', thrown)
+          this.#isStoreReported = true
+        }
         await this.#pause()
       }
     }
@@ -200,19 +220,22 @@ export class Election implements AsyncDisposable {
     this.#term = undefined
     native.cancel(ticket)
     ended()
-    if (failure && !isCausedBy(failure.thrown, signal)) await this.#report(failure.thrown)
+    if (failure && !isCausedBy(failure.thrown, signal)) await this.#report('leader of', failure.thrown)
     const lastedMs = await lasting
     if (lastedMs >= STEADY_MS) this.#pauseMs = FIRST_PAUSE_MS
     if (hasEndedItself || lastedMs < SHORT_MS) await this.#pause()
   }
 
-  /** Handles an error of `fn`. Throws it unless `restart` is set. */
-  async #report(thrown: unknown): Promise<void> {
+  /** Handles an error of `fn` or of the store. Throws it unless `restart` is set. */
+  async #report(who: string, thrown: unknown): Promise<void> {
     const { restart, onError } = this.#options
     if (!restart) throw thrown
     if (onError) return await onError(thrown)
-    const next = this.#stopper.signal.aborted ? '' : ', and is a candidate again'
-    warn('HOLDFAST_ELECTION', `the leader of ${JSON.stringify(this.#name)} failed${next}: ${stackOf(thrown)}`)
+    this.#warn(who, this.#stopper.signal.aborted ? 'failed' : 'failed, and is a candidate again', thrown)
+  }
+
+  #warn(who: string, what: string, thrown: unknown): void {
+    warn('HOLDFAST_ELECTION', `the ${who} ${JSON.stringify(this.#name)} ${what}: ${stackOf(thrown)}`)
   }
 
   /** Waits before the next campaign, so that an `fn` that ends at once causes no load. The random part keeps processes apart. */

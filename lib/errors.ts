@@ -1,6 +1,9 @@
 import { holderOf, withoutPrefix } from './json.js'
 import type { Holder, LockErrorCode } from './types.js'
 
+/** The largest number of frames of this package, and of the tracing channel, between an error and the caller. */
+const OWN_FRAMES = 12
+
 /**
  * The error of every rejection of holdfast. One exception: an aborted wait rejects with `signal.reason` itself. `code` names
  * the case. `instanceof` narrows `code`; {@link isLockError} also accepts errors of another copy of this package.
@@ -39,7 +42,11 @@ export class LockError extends Error {
     super(message, 'cause' in details ? { cause: details.cause } : undefined)
     // Adds the code to the stack, which V8 formats at the first read.
     const trace: { name: string; message: string; stack?: string } = { name: `LockError [${code}]`, message }
+    // Raises the limit, so that the frames of this package do not displace those of the caller.
+    const limit = Error.stackTraceLimit
+    if (limit > 0) Reflect.set(Error, 'stackTraceLimit', limit + OWN_FRAMES)
     Error.captureStackTrace(trace, new.target)
+    if (limit > 0) Reflect.set(Error, 'stackTraceLimit', limit)
     Object.defineProperty(this, 'stack', {
       configurable: true,
       get: () => trace.stack,

@@ -1,3 +1,4 @@
+import { AsyncResource } from 'node:async_hooks'
 import { answerLogin } from './connect.js'
 import type { ConnectRequest } from './connect.js'
 import { stackOf, warn } from './errors.js'
@@ -18,16 +19,21 @@ interface Message {
   [part: string]: unknown
 }
 
-/** @internal Creates the function that receives the messages of one service. It has no reference to the service. */
+/**
+ * @internal Creates the function that receives the messages of one service. It has no reference to the service. It calls the user's
+ * functions in the asynchronous context of `connect`, not in that of the call that made the native core start.
+ */
 export function receiver({ onEvent, credentials }: ConnectRequest, source: Source): (batch: string) => void {
-  return (batch) => {
-    for (const message of JSON.parse(batch) as Message[]) {
-      if (message.lost !== undefined) reportLoss(message.lost, message.error!)
-      else if (message.login !== undefined) answerLogin(message.login, credentials!)
-      else if (message.warning !== undefined) warn('HOLDFAST_STORE', message.warning)
-      else deliver(onEvent, message, source)
-    }
-  }
+  const context = new AsyncResource('HOLDFAST')
+  return (batch) =>
+    context.runInAsyncScope(() => {
+      for (const message of JSON.parse(batch) as Message[]) {
+        if (message.lost !== undefined) reportLoss(message.lost, message.error!)
+        else if (message.login !== undefined) answerLogin(message.login, credentials!)
+        else if (message.warning !== undefined) warn('HOLDFAST_STORE', message.warning)
+        else deliver(onEvent, message, source)
+      }
+    })
 }
 
 /** Publishes an event, and calls `onEvent`. What that throws or rejects with becomes a warning. */

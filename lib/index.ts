@@ -15,7 +15,7 @@ export { describe, stackOf, warn } from './errors.js'
 /** @internal For `otel.ts`. */
 export { observe } from './service.js'
 /** @internal For `otel.ts`. */
-export type { Observed } from './service.js'
+export type { Observed } from './connection.js'
 /** @internal For `otel.ts`. */
 export { SOURCE } from './telemetry.js'
 /** @internal For `otel.ts`. */

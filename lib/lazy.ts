@@ -127,6 +127,7 @@ export function lazily(
       if (name === 'stats') return () => JSON.stringify(UNCONNECTED)
       if (name === 'engine') return 'not connected'
       if (name === 'close') return close
+      if (name === 'closeUnused') return async () => (await connecting?.catch(() => {}))?.closeUnused() ?? false
       if (name === 'setEvents') return (observed: boolean) => (isObserved = observed)
       if (name === 'setRunsJobs') return (runs: boolean) => (runsJobs = runs)
       return (...args: any[]) => call(name, args)

@@ -105,9 +105,10 @@ export class Lock implements AsyncDisposable {
   }
 
   /**
-   * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
-   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
-   * MySQL or a MongoDB replica set it is at most 2000, until a renewal extends the lease to its ttl.
+   * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
+   * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+   * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
+   * renewal.
    */
   get remainingMs(): number {
     return native.remainingMs(this.#id)
@@ -118,7 +119,10 @@ export class Lock implements AsyncDisposable {
     return native.isHeld(this.#id)
   }
 
-  /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. */
+  /**
+   * Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. Its listeners run in the
+   * `AsyncLocalStorage` context in which it was first read.
+   */
   get signal(): Signal {
     return this.#lossSignal().signal
   }
@@ -151,9 +155,9 @@ export class Lock implements AsyncDisposable {
 
   /**
    * Releases the lock. `isHeld` is `false` from the call on.
-   * @returns `true`: this call released it. `false`: it was released before, or is lost. One `true` can be wrong: the reply to a
-   * request was lost, and the repeated request found the lock gone. That is taken for the effect of the first request, although
-   * the store may have lost its data, or the lease may have expired, in between
+   * @returns `true`: it was held until this call, which released it. `false`: it was released before, or is lost. `true` is an
+   * assumption if the store no longer has the lock, and either the reply to an earlier request was lost, or the answer came after
+   * the end of the lease: before this call the store may have lost its data, or another process may have restored the lock
    * @throws `LOCK_STORE` when the store did not answer within `storeTimeoutMs`; the release is repeated in the background
    *
    * @example

@@ -29,7 +29,7 @@ function load(): typeof Native {
   const override = process.env['NAPI_RS_NATIVE_LIBRARY_PATH']
   if (override) return open(override)
   const platform = `${process.platform}-${process.arch}`
-  let cause: unknown
+  const failures: any[] = []
   // On Linux with musl, the addon for glibc is tried first, and does not load.
   for (const target of Object.keys(BUNDLED).filter((target) => target.startsWith(platform))) {
     try {
@@ -41,13 +41,24 @@ function load(): typeof Native {
       // By its file: a traced copy (Next.js, @vercel/nft) has the addon without its package.json.
       return open(`holdfast-${target}/holdfast.${target}.node`)
     } catch (error) {
-      cause ??= error
+      failures.push(error)
     }
   }
+  const install = 'with its optional dependencies (npm install holdfast --include=optional)'
+  // An addon that exists reports why it does not load. On Linux the package of the other C library is usually not installed.
+  const broken = failures.filter((failure) => !String(failure?.code).endsWith('MODULE_NOT_FOUND'))
+  if (broken.length === 0) {
+    const build = 'or build it from a checkout with `npm run build`, which needs Rust'
+    throw new Error(`holdfast has no native addon for ${platform} here: install it ${install}, ${build}.`, {
+      cause: failures[0],
+    })
+  }
+  const reasons = broken.map((failure) => String(failure?.message).trim()).join('; ')
   throw new Error(
-    `holdfast has no native addon for ${platform} here: install it with its optional dependencies ` +
-      '(npm install holdfast --include=optional), or build it from a checkout with `npm run build`, which needs Rust.',
-    { cause },
+    `the native addon of holdfast does not load (${reasons}): install it again on this system, ${install}.`,
+    {
+      cause: broken[0],
+    },
   )
 }
 

@@ -56,7 +56,6 @@ export function instrument(locks: LockService, options: InstrumentOptions = {}):
   const observed = observe(locks)
   const { source } = observed
   const service: Service = {
-    locks,
     observed,
     isOwn: (message) => (message as { [SOURCE]?: unknown })[SOURCE] === source,
     attributesOf(names, more) {
@@ -80,7 +79,6 @@ export function instrument(locks: LockService, options: InstrumentOptions = {}):
 
 /** A service that is instrumented. */
 interface Service {
-  readonly locks: LockService
   readonly observed: Observed
   /** Whether a message is about this service. */
   isOwn(message: unknown): boolean
@@ -146,10 +144,10 @@ const instrumented = new WeakMap<MeterProvider, Set<Service>>()
 
 /** The gauges: the value of one service, and how the values of several are combined. */
 const GAUGES = {
-  held: { description: 'Leases that are held', of: ({ locks }: Service) => locks.stats().held, all: sum },
+  held: { description: 'Leases that are held', of: ({ observed }: Service) => observed.stats().held, all: sum },
   waiting: {
     description: 'Calls that wait for a busy name',
-    of: ({ locks }: Service) => locks.stats().waiting,
+    of: ({ observed }: Service) => observed.stats().waiting,
     all: sum,
   },
   connected: {

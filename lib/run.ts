@@ -97,8 +97,10 @@ async function usingWith<T>(
   return kind === 'using' ? value : { ran: true, value }
 }
 
-/** @internal `acquireAndExecute`. */
-export async function acquireAndExecute<T>(
+/**
+ * @internal `acquireAndExecute`. Not async: V8 adds the frames of the caller to an error only through promises that are awaited.
+ */
+export function acquireAndExecute<T>(
   connection: Connection,
   first: unknown,
   second: unknown,

@@ -1,6 +1,6 @@
 import { connectionOf } from './connect.js'
-import { acquire, acquireByName, fullName, REJECT_BUSY, shownUrls } from './connection.js'
-import type { Connection } from './connection.js'
+import { acquire, acquireByName, fullName, register, REJECT_BUSY, shownUrls, unregister } from './connection.js'
+import type { Connection, Observed } from './connection.js'
 import { secondsOf, spanMs } from './durations.js'
 import { createElection } from './election.js'
 import type { Election } from './election.js'
@@ -8,6 +8,7 @@ import { fromNative, LockError } from './errors.js'
 import { receiver } from './events.js'
 import { infosOf } from './json.js'
 import { lazily } from './lazy.js'
+import { list } from './list.js'
 import { createLock, registerLock } from './lock.js'
 import type { Lock } from './lock.js'
 import { native } from './native.js'
@@ -40,14 +41,6 @@ export let nativeOf: (service: LockService) => NativeService
 /** @internal Adds a receiver of the events of a service, for `otel.ts`. */
 export let observe: (service: LockService) => Observed
 
-/** @internal */
-export interface Observed {
-  readonly source: Source
-  isConnected(): boolean
-  /** Removes the receiver. */
-  end(): void
-}
-
 /**
  * A lock service over one store. Create one per process with `LockService.connect`. Its methods may be detached:
  * `const { acquire } = locks`.
@@ -62,6 +55,7 @@ export class LockService implements AsyncDisposable {
       return {
         source,
         isConnected: () => native.isConnected(),
+        stats: () => JSON.parse(native.stats()),
         end() {
           source.receivers -= 1
           if (source.receivers === 0) native.setEvents(false)
@@ -108,22 +102,25 @@ export class LockService implements AsyncDisposable {
     const { urls, defaults } = request.config
     try {
       const source: Source = { engine: '', receivers: Number(request.config.events), isClosed: false }
+      const receive = receiver(request, source)
       const connect = async (ticket: number) => {
-        const service = await native.connect({ ...request.config, ticket }, receiver(request, source))
+        const service = await native.connect({ ...request.config, ticket }, receive)
         source.engine = service.engine
         return service
       }
       const service = request.lazy ? lazily(connect, defaults) : await connect(newTicket())
-      return new LockService({
-        native: service,
-        prefix: '',
-        jobs: { running: 0 },
-        elections: new Set(),
-        watches: new Map(),
-        renews: defaults.renew ?? true,
-        connectedTo: shownUrls(urls),
-        source,
-      })
+      return new LockService(
+        register({
+          native: service,
+          prefix: '',
+          jobs: { running: 0 },
+          elections: new Set(),
+          watches: new Map(),
+          renews: defaults.renew ?? true,
+          connectedTo: shownUrls(urls),
+          source,
+        }),
+      )
     } catch (thrown) {
       throw fromNative(thrown, '')
     }
@@ -163,7 +160,8 @@ export class LockService implements AsyncDisposable {
 
   /**
    * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
-   * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
+   * @returns `true`: this call released it, with the exceptions of `Lock.release`. `false`: this service did not hold it (not
+   * acquired, expired, or transferred)
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    *
    * @example
@@ -200,7 +198,8 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
+   * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy. Meanwhile the
+   * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
    *
@@ -318,7 +317,8 @@ export class LockService implements AsyncDisposable {
    * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
    * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
    * is another number of waiting calls. Ends when the service is closed.
-   * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
+   * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if it is not retryable; at the call:
+   * `LOCK_INVALID_ARGUMENT`
    *
    * @example
    * for await (const leader of locks.watch('scheduler')) {
@@ -372,21 +372,17 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
-   * @returns the locks, sorted by the bytes of their names
+   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`. The event
+   * loop runs between pages.
+   * @returns the locks, sorted by the bytes of their names. Await the result for an array, or iterate over it with `for await`
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    *
    * @example
-   * for (const { name, remainingMs } of await locks.list({ prefix: 'order:' })) console.log(name, remainingMs)
+   * const orders = await locks.list({ prefix: 'order:' })
+   * for await (const { name, remainingMs } of locks.list()) console.log(name, remainingMs)
    */
-  async list(options?: { prefix?: string | undefined }): Promise<LockInfo[]> {
-    const prefix = fields('options', options, ['prefix'])?.['prefix']
-    const literal = prefix === undefined ? '' : text('prefix', prefix)
-    try {
-      return infosOf(await this.#connection.native.list(this.#connection.prefix + literal), this.#connection.prefix)
-    } catch (thrown) {
-      throw fromNative(thrown, this.#connection.prefix)
-    }
+  list(options?: { prefix?: string | undefined }): Promise<LockInfo[]> & AsyncIterable<LockInfo> {
+    return list(this.#connection, options)
   }
 
   /**
@@ -456,6 +452,9 @@ export class LockService implements AsyncDisposable {
    * With `drainMs`, jobs end first: new calls reject with `LOCK_CLOSED` and waits end at once, but the locks that are held are
    * renewed, and can be extended and released, until all of them and all jobs under `using` have ended, or `drainMs` has passed.
    * A job that has lost its lock counts as well. `close()` without `drainMs` ends a drain.
+   *
+   * A service that is garbage collected without a close is closed as soon as it has no lock, call, job, view, election or watch;
+   * the first such close emits a `HoldfastWarning` (`HOLDFAST_NOT_CLOSED`).
    * @param options `drainMs`: 0 to 2147483648 ms, or text with a unit. Default: 0
    * @throws `LOCK_INVALID_ARGUMENT`
    *
@@ -466,6 +465,7 @@ export class LockService implements AsyncDisposable {
     const drainMs = fields('options', options, ['drainMs'])?.['drainMs']
     const limit = drainMs === undefined ? 0 : spanMs('drainMs', drainMs)
     const { elections, watches } = this.#connection
+    unregister(this.#connection)
     for (const election of elections) void election.stop()
     try {
       const closing = this.#connection.native.close(limit)

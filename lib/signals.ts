@@ -1,3 +1,4 @@
+import { AsyncResource } from 'node:async_hooks'
 import { errorOf } from './errors.js'
 import { native } from './native.js'
 import type { Signal, SignalLike } from './types.js'
@@ -90,6 +91,8 @@ export class LossSignal {
   readonly #id: number
   readonly #prefix: string
   readonly #controller = new AbortController()
+  /** The asynchronous context in which the signal was first read: its listeners run there. */
+  readonly #context = new AsyncResource('HOLDFAST')
 
   /**
    * @param owner the `Lock`, which stays alive as long as the signal may abort
@@ -134,7 +137,7 @@ export class LossSignal {
   /** Aborts the signal. */
   abort(reason: unknown): void {
     this.settle()
-    this.#controller.abort(reason)
+    this.#context.runInAsyncScope(() => this.#controller.abort(reason))
   }
 
   /** Makes the signal an ordinary one: the lease has ended. */

@@ -38,8 +38,8 @@ export interface AcquireOptions {
   /**
    * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
    * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis, PostgreSQL, MySQL
-   * and a MongoDB replica set a hand-off grants a waiter at most the first 2 s; a renewal extends the lease to `ttlMs` some 10 ms later,
-   * on MySQL after the poll that reads the grant.
+   * and a MongoDB replica set a hand-off grants a waiter at most the first 4.5 s; a renewal extends the lease to `ttlMs` some 10 ms
+   * later, on MySQL after the poll that reads the grant.
    * @default 30000
    */
   ttlMs?: Duration | undefined
@@ -53,7 +53,7 @@ export interface AcquireOptions {
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
    * due at about the same time are renewed together, up to a tenth of that third earlier. With `false` the lease ends after `ttlMs`,
-   * but the renewal after a hand-off still takes place: a process that ends before it leaves a lease of at most 2 s.
+   * but the renewal after a hand-off still takes place: a process that ends before it leaves a lease of at most 4.5 s.
    * @default true
    */
   renew?: boolean | undefined
@@ -65,8 +65,8 @@ export interface AcquireOptions {
    */
   maxHoldMs?: Duration | undefined
   /**
-   * Renewal pauses while the event loop has not responded for this long: the locks of a process that hangs forever must
-   * expire. More than 0, at most 2147483648 ms.
+   * Renewal pauses while the event loop has not responded for this long: the locks of a process that hangs forever must expire.
+   * More than 0, at most 2147483648 ms. Until the event loop has received the grant of a waiting call: `ttlMs` / 3.
    * @default 300000
    */
   stallLimitMs?: Duration | undefined
@@ -141,14 +141,14 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
   /** Ends the election like `stop()`. */
   signal?: SignalLike | undefined
   /**
-   * What follows when `fn` throws. `false`: the election ends, and `done` rejects with the error. `true`: this candidate
-   * waits for the leadership again, after a pause of about 100 ms that doubles up to 30 s, and is about 100 ms again after a leadership
-   * of a minute. The same pause follows when `fn` returns, and after each leadership of less than 1 s.
+   * What follows an error of `fn`, and a store error that is not retryable, such as a wrong password. `false`: the election ends,
+   * and `done` rejects with the error. `true`: this candidate waits for the leadership again, after a pause of 100 ms that
+   * doubles up to 30 s, until a leadership lasts a minute. The pause also follows a return of `fn`, and a leadership below 1 s.
    * @default false
    */
   restart?: boolean | undefined
   /**
-   * With `restart`: receives what `fn` threw. An error of `onError` itself ends the election, and `done` rejects with it.
+   * With `restart`: receives these errors (of store errors the first until the next leadership). If it throws, the election ends.
    * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
    */
   onError?: ((error: unknown) => void) | undefined
@@ -280,7 +280,7 @@ export interface ConnectOptions {
    */
   lazy?: boolean | undefined
   /**
-   * The prefix of every name in the store. May be empty.
+   * The prefix of every name in the store: at most 512 bytes, may be empty.
    * @default 'lock:' on Redis, '' elsewhere
    */
   keyPrefix?: string | undefined
@@ -290,9 +290,9 @@ export interface ConnectOptions {
    */
   collection?: string | undefined
   /**
-   * The table in SQLite, PostgreSQL and MySQL, and the beginning of the names of the tables that belong to it: 1 to 51 letters, digits
-   * and underscores, not starting with a digit (SQLite: or with `sqlite_`). On PostgreSQL and MySQL it may be two such names:
-   * `schema.table`. Other stores reject it, except `memory:`.
+   * The table in SQLite, PostgreSQL and MySQL, and the beginning of the names of its other tables: 1 to 51 letters, digits and
+   * underscores, not starting with a digit (SQLite: or with `sqlite_`). PostgreSQL and MySQL also take `schema.table`. Default
+   * schema: `holdfast` on PostgreSQL, the database of the URL on MySQL. Other stores reject it, except `memory:`.
    * @default 'locks'
    */
   table?: string | undefined
@@ -311,13 +311,19 @@ export interface ConnectOptions {
    */
   minReplicas?: number | undefined
   /**
+   * PostgreSQL, MySQL, MariaDB: the largest number of connections, besides one for each cancellation. 1 to 100. With 1, waiters poll
+   * on PostgreSQL, too. Other stores reject it, except `memory:`.
+   * @default 5 on PostgreSQL, 4 on MySQL and MariaDB
+   */
+  maxConnections?: number | undefined
+  /**
    * Defaults for the calls of this service. They also apply to the gist's functions, except for `waitMs` and `renew`: those
    * functions make one attempt, and their leases are not renewed.
    */
   defaults?: Defaults | undefined
   /** TLS settings. Rejected with a URL that has no TLS: `redis://`, `sslmode=disable`, `ssl-mode=DISABLED`, `sqlite:`. */
   tls?: TlsOptions | undefined
-  /** Receives the events of this service. An error that it throws is emitted as a `HoldfastWarning`, and has no other effect. */
+  /** Receives the events, in the `AsyncLocalStorage` context of `connect`. An error that it throws becomes a `HoldfastWarning`. */
   onEvent?: ((event: LockEvent) => void) | undefined
 }
 
@@ -442,7 +448,7 @@ export interface LockInfo {
    * MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
    */
   readonly fencingToken: bigint | null
-  /** The process that holds the lock; `null` for another tool, and on Redis where the token is `null`. */
+  /** The process that holds the lock; `null` for another tool, and on Redis where the token is `null`: the holder may have died. */
   readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json

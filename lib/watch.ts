@@ -25,7 +25,7 @@ interface Reader {
 
 /** @internal A name that this process watches: one poll for all iterations. */
 export class Watch {
-  /** The reason of the end. `undefined`: the service was closed. */
+  /** The reason of the end, of which each reader creates an error with its own frames. `undefined`: the service was closed. */
   failure: { thrown: unknown } | undefined
   hasEnded = false
   #isRunning = false
@@ -71,7 +71,7 @@ export class Watch {
       this.#isRunning = false
       if (this.#readers.size === 0) this.#end()
     } catch (thrown) {
-      if (!isLockError(thrown, 'LOCK_CLOSED')) this.failure = { thrown }
+      if (!isLockError(fromNative(thrown, ''), 'LOCK_CLOSED')) this.failure = { thrown }
       this.#end()
     }
   }
@@ -100,7 +100,7 @@ export class Watch {
       const error = fromNative(thrown, prefix)
       // An outage of the store is no change.
       if (isLockError(error, 'LOCK_STORE') && error.retryable) return Infinity
-      throw error
+      throw thrown
     }
   }
 
@@ -188,7 +188,7 @@ class Iteration implements Reader, AsyncIterableIterator<LockInfo | null> {
       if (this.#isNew()) return { done: false, value: (this.#returned = this.#latest!) }
       if (watch.hasEnded) {
         this.#end()
-        if (watch.failure) throw watch.failure.thrown
+        if (watch.failure) throw fromNative(watch.failure.thrown, this.#connection.prefix)
         break
       }
       const change = (this.#change ??= new Promise((resolve) => {

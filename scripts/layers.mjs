@@ -36,7 +36,7 @@ function forbidden(path) {
       'js/ imports of L1 only the configuration',
     ])
   }
-  if (['error.rs', 'model.rs', 'clock.rs', 'backoff.rs', 'event_loop.rs'].includes(path)) {
+  if (['error.rs', 'model.rs', 'clock.rs', 'backoff.rs', 'event_loop.rs', 'stall_detector.rs'].includes(path)) {
     rules.push([/\bcrate::(engine|service|js)\b/, 'L0 imports no layer above it'])
   }
   return rules

@@ -184,6 +184,8 @@ class Server {
   /** @type {Promise<unknown>} */
   #exited = Promise.resolve()
   #isStopped = false
+  /** @type {string[]} */
+  #more = []
 
   /** @param {string} dir @param {number} port */
   constructor(dir, port) {
@@ -241,9 +243,15 @@ class Server {
     this.#child?.kill('SIGCONT')
   }
 
-  /** Shuts the server down if it is up, and starts it on the same port and folder. */
-  async restart() {
+  /**
+   * Shuts the server down if it is up, and starts it on the same port and folder. `more`: arguments in addition to those of the first
+   * start, also for later restarts.
+   *
+   * @param {string[]} more
+   */
+  async restart(more = this.#more) {
     if (this.#isStopped) throw new Error('this server has been stopped: start a new one')
+    this.#more = more
     await this.#end(this.#plan.restartSignal ?? 'SIGTERM')
     await this.#launch()
   }
@@ -263,7 +271,12 @@ class Server {
     const [logFile, pidFile] = [join(this.#dir, 'log'), join(this.#dir, 'pid')]
     const log = openSync(logFile, 'w')
     // A separate session: otherwise Ctrl-C in the terminal stops the server before the tests.
-    const child = spawn(path, args, { cwd: this.#dir, stdio: ['ignore', log, log], detached: true, ...this.#plan.user })
+    const child = spawn(path, [...args, ...this.#more], {
+      cwd: this.#dir,
+      stdio: ['ignore', log, log],
+      detached: true,
+      ...this.#plan.user,
+    })
     closeSync(log)
     child.unref()
     this.#child = child

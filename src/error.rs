@@ -2,9 +2,10 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
-use crate::model::LockInfo;
+use crate::model::{LockInfo, Ttl};
 
 /// The kinds of failure. Busy is not one of them: it is an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -185,30 +186,103 @@ impl EngineError {
         }
     }
 
-    /// Creates the error of a hand-off that was received after the end of its lease, which lasts for `lasts`.
-    pub fn handed_off_too_late(engine: &'static str, late: std::time::Duration, lasts: std::time::Duration) -> Self {
-        let (late, lasts) = (late.as_millis(), lasts.as_millis());
+    /// Creates the error of a hand-off that was received after the end of its lease.
+    pub fn handed_off_too_late(engine: &'static str, late: std::time::Duration) -> Self {
+        let late = late.as_millis();
         Self::new(
             engine,
             "acquire",
             true,
             format!(
-                "the lock was granted too late: the process received the hand-off {late} ms after the end of its lease of {lasts} ms; \
+                "the lock was granted too late: the process received the hand-off {late} ms after the end of its lease, which is short at first; \
                  find what stopped the process or delayed the network"
             ),
         )
     }
 
-    /// Creates the error of a grant that arrived after its lease had ended.
-    pub fn granted_too_late(engine: &'static str, after: std::time::Duration, ttl: std::time::Duration) -> Self {
+    /// Creates the error of a grant that arrived after its lease had ended. It is permanent if no grant can arrive in time.
+    pub fn granted_too_late(engine: &'static str, after: std::time::Duration, ttl: Ttl) -> Self {
+        let is_possible = !ttl.validity().is_zero();
+        let advice = match is_possible {
+            true => "use a longer ttl",
+            false => {
+                "2 ms of each ttl are an allowance for clocks, so use at least 3 ms, and more than a round trip to the store"
+            }
+        };
         let (after, ttl) = (after.as_millis(), ttl.as_millis());
         Self::new(
             engine,
             "acquire",
-            true,
+            is_possible,
             format!(
-                "the lock was granted too late: the answer came after {after} ms, and the ttl is {ttl} ms; use a longer ttl"
+                "the lock was granted too late: the answer came after {after} ms, and the ttl is {ttl} ms; {advice}"
             ),
         )
+    }
+}
+
+/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration.
+///
+/// # Behavior
+/// True for connections that were refused, reset or timed out, for names of hosts that were not resolved, and for resources that
+/// are used up: file descriptors, threads, memory, buffers, space on a disk. False for a missing permission, a wrong path or
+/// address, and for invalid data (rustls reports its errors with this kind).
+pub fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    !matches!(
+        error.kind(),
+        Kind::PermissionDenied
+            | Kind::AlreadyExists
+            | Kind::InvalidInput
+            | Kind::InvalidData
+            | Kind::InvalidFilename
+            | Kind::Unsupported
+            | Kind::ReadOnlyFilesystem
+            | Kind::NotADirectory
+            | Kind::IsADirectory
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_used_up_resources_and_of_the_network_pass() {
+        use io::ErrorKind as Kind;
+        for passing in [
+            Kind::WouldBlock,
+            Kind::OutOfMemory,
+            Kind::StorageFull,
+            Kind::QuotaExceeded,
+            Kind::ConnectionRefused,
+            Kind::ConnectionReset,
+            Kind::BrokenPipe,
+            Kind::TimedOut,
+            Kind::HostUnreachable,
+            Kind::NetworkUnreachable,
+            Kind::AddrNotAvailable,
+            // The socket of a server that starts again.
+            Kind::NotFound,
+        ] {
+            assert!(is_passing(&passing.into()), "{passing}");
+        }
+        // ENFILE, EMFILE, ENOBUFS on Linux.
+        for passing in [23, 24, 105] {
+            let error = io::Error::from_raw_os_error(passing);
+            assert!(is_passing(&error), "{error}");
+        }
+        assert!(is_passing(&io::Error::other("failed to lookup address information")));
+        for lasting in [
+            Kind::PermissionDenied,
+            Kind::AlreadyExists,
+            Kind::InvalidInput,
+            Kind::InvalidData,
+            Kind::ReadOnlyFilesystem,
+            Kind::NotADirectory,
+            Kind::IsADirectory,
+        ] {
+            assert!(!is_passing(&lasting.into()), "{lasting}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! switches when the socket is written and read on that thread.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
@@ -67,6 +68,11 @@ impl Task {
     pub async fn ended(&self) {
         self.ended.cancelled().await;
     }
+}
+
+/// Runs a step of a task. `None`: it panicked, for example in a driver. The task can then drop what the step used, and continue.
+pub async fn unless_it_panics<T>(step: Pin<&mut (dyn Future<Output = T> + Send + '_)>) -> Option<T> {
+    AssertUnwindSafe(step).catch_unwind().await.ok()
 }
 
 /// Decides whether the loop busy-polls for a reply before it sleeps.

@@ -22,6 +22,7 @@ pub mod error;
 pub mod event_loop;
 pub mod model;
 pub mod service;
+pub mod stall_detector;
 
 #[cfg(feature = "node")]
 #[cfg_attr(test, allow(dead_code, reason = "napi registers no functions in a test build"))]

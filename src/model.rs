@@ -184,6 +184,11 @@ impl Ttl {
         self.0.into()
     }
 
+    /// Returns how long a grant may wait for the caller's event loop: almost a third, so that the first renewal comes later.
+    pub fn patience(self) -> Duration {
+        self.duration() * 3 / 10
+    }
+
     /// Returns the local validity of the ttl: 1 % and 2 ms less, for clocks that run at different speeds and for the store's
     /// resolution of a millisecond (the drift allowance of the Redlock description in Redis's manual).
     pub fn validity(self) -> Duration {
@@ -202,10 +207,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns this process.
+    /// Returns this process. Characters of the host name that are not ASCII become question marks, because not every store can
+    /// store them.
     pub fn current() -> Self {
+        let host = gethostname::gethostname().to_string_lossy().into_owned();
         Process {
-            host: gethostname::gethostname().to_string_lossy().into_owned(),
+            host: host.replace(|character: char| !character.is_ascii(), "?"),
             pid: std::process::id(),
         }
     }
@@ -346,7 +353,7 @@ pub struct LockInfo {
     pub remaining: Option<Duration>,
     /// The holder's fencing token. `None` when another tool holds the name, or where it is not written yet.
     pub fence: Option<Fence>,
-    /// The holder. `None` when another tool holds the name.
+    /// The holder. `None` when another tool holds the name. May be [unknown](Holder::unknown).
     pub holder: Option<Holder>,
     /// The holder's metadata, as JSON text.
     pub metadata: Option<String>,
@@ -362,4 +369,20 @@ pub struct Holder {
     pub process: Process,
     /// When the lease was granted, by the store's clock: milliseconds since 1970-01-01 UTC.
     pub since_ms: u64,
+}
+
+impl Holder {
+    /// Returns the holder of a lock of this library whose process has not written its name yet. It may have died before.
+    pub fn unknown() -> Self {
+        let process = Process {
+            host: String::new(),
+            ..Process::current()
+        };
+        Holder { process, since_ms: 0 }
+    }
+
+    /// Whether it is not [unknown](Holder::unknown).
+    pub fn is_known(&self) -> bool {
+        !self.process.host.is_empty()
+    }
 }

@@ -198,6 +198,16 @@ const options = [
   option('table', '', '""'),
   ...noLimits.map(([value, text]) => option('storeTimeoutMs', value, text)),
   ...noCounts.map(([value, text]) => [['redis://host', { minReplicas: value }], 'minReplicas', shown(text)]),
+  ...[...noCounts, [0, '0']].map(([value, text]) => [
+    ['postgres://host', { maxConnections: value }],
+    'maxConnections',
+    shown(text),
+  ]),
+  ...['sqlite:/tmp/never.sqlite', 'mongodb://host', 'redis://host'].map((url) => [
+    [url, { maxConnections: 1 }],
+    'maxConnections',
+    /for a store other than PostgreSQL, MySQL and MariaDB .*got 1$/,
+  ]),
   ...[
     'memory:',
     'sqlite:/tmp/never.sqlite',

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { runInNewContext } from 'node:vm'
-import { assertFree, rejection, sleep, until } from '../tools.mjs'
+import { assertFree, INDEX, output, rejection, rejects, sleep, until } from '../tools.mjs'
 
 export function callbacks(test) {
   const ways = {
@@ -142,6 +142,48 @@ export function callbacks(test) {
       for (const [id, inside, after] of ran) assert.deepEqual([inside, after], [id, id])
     })
   }
+
+  test('onEvent, credentials and the listeners of a signal see the AsyncLocalStorage of their registration', async () => {
+    const printed = await output(`
+      import { AsyncLocalStorage } from 'node:async_hooks'
+      import { LockService } from '${INDEX}'
+      const storage = new AsyncLocalStorage()
+      const see = (what) => console.log(what, storage.getStore())
+      const connect = (context, url, options) => storage.run(context, () => LockService.connect(url, options))
+      await connect('first', 'memory:')
+      const locks = await connect('second', 'memory:', { onEvent: ({ type }) => see(type) })
+      await storage.run('job', async () => {
+        const { signal } = await locks.acquire('n')
+        signal.addEventListener('abort', () => see('abort'))
+      })
+      await locks.close()
+      const login = () => {
+        see('credentials')
+        throw new Error('no login')
+      }
+      const options = { credentials: login, storeTimeoutMs: 2000 }
+      await connect('third', 'redis://127.0.0.1:1', options).catch(() => {})
+      const lazy = await connect('fourth', 'redis://127.0.0.1:1', { ...options, lazy: true })
+      await storage.run('call', () => lazy.ping().catch(() => {}))`)
+    const lines = ['acquired second', 'abort job', 'released second', 'credentials third', 'credentials fourth']
+    assert.deepEqual(printed.split('\n').sort(), lines.sort())
+  })
+
+  test('the result of list is awaited or iterated', async (place) => {
+    const locks = await place.connect()
+    const lock = await locks.acquire('n')
+    const both = locks.list()
+    for await (const { name } of both) assert.equal(name, 'n')
+    await rejects(both, 'LOCK_INVALID_ARGUMENT')
+    const names = []
+    const listed = locks.list()
+    await sleep(20)
+    for await (const { name } of listed) names.push(name)
+    for (const { name } of await listed) names.push(name)
+    assert.deepEqual(names, ['n', 'n'])
+    assert.equal(await locks.list().then(([{ name }]) => name), 'n')
+    await lock.release()
+  })
 
   test('many callbacks at once', async (place) => {
     const a = await place.connect()

@@ -1,9 +1,10 @@
 // The error model: an Error with a code.
 import assert from 'node:assert/strict'
+import { tracingChannel } from 'node:diagnostics_channel'
 import { hostname } from 'node:os'
 import { inspect } from 'node:util'
-import { isLockError, Lock, LockError, LockService } from '../../index.js'
-import { assertLockError, INDEX, rejection, rejects, runNode, timed } from '../tools.mjs'
+import { Election, isLockError, Lock, LockError, LockService } from '../../index.js'
+import { assertLockError, INDEX, rejection, rejects, runNode, timed, wrong } from '../tools.mjs'
 
 export function errors(test) {
   test('an error has the properties of its type', async (place) => {
@@ -194,32 +195,75 @@ export function errors(test) {
     await b.forceRelease('lost')
     const closed = await place.connect()
     await closed.close()
+    const never = () => {}
     const calls = {
       acquire: () => b.acquire('busy', { waitMs: 1 }),
       'acquire, invalid': () => b.acquire('', {}),
       'acquire, option': () => b.acquire('n', { ttlMs: 0 }),
       'acquire with a signal': () => b.acquire('busy', { waitMs: 1, signal: new AbortController().signal }),
-      using: () => b.using('busy', { waitMs: 1 }, () => {}),
+      using: () => b.using('busy', { waitMs: 1 }, never),
       'using, lost': () => b.using('taken', async () => void (await a.forceRelease('taken'))),
       tryAcquire: () => closed.tryAcquire('n'),
+      tryUsing: () => closed.tryUsing('n', never),
+      'tryUsing, invalid': () => b.tryUsing('n', wrong(undefined)),
+      oncePer: () => closed.oncePer('n', { periodMs: '1h' }, never),
       acquireLock: () => closed.acquireLock('n'),
       releaseLock: () => closed.releaseLock('n'),
-      acquireAndExecute: () => closed.acquireAndExecute('n', () => {}),
+      acquireAndExecute: () => closed.acquireAndExecute('n', never),
+      'acquireAndExecute, invalid': () => b.acquireAndExecute('n', wrong(undefined)),
+      'acquireAndExecute, options': () => closed.acquireAndExecute({ name: 'n', waitMs: 1 }, never),
       restore: () => b.restore({ ...json, token: '0'.repeat(32) }),
       inspect: () => closed.inspect('n'),
       list: () => closed.list(),
+      'list, invalid': () => b.list(wrong({ prefix: 1 })),
+      'list, iterated': async () => {
+        for await (const info of closed.list()) assert.fail(info.name)
+      },
       forceRelease: () => closed.forceRelease('n'),
+      ping: () => closed.ping(),
+      close: () => b.close({ drainMs: -1 }),
+      withPrefix: () => b.withPrefix(wrong(1)),
+      elect: () => b.elect('n', wrong(undefined)),
+      watch: () => b.watch(wrong(1)),
+      'watch, next': () => b.watch('n'.repeat(600)).next(),
       extend: () => lost.extend(1000),
       connect: () => LockService.connect('gopher://host'),
     }
-    for (const [what, call] of Object.entries(calls)) {
-      const payOrder = async () => {
-        await call()
+    // The native core rejects these before the call returns.
+    const early = {
+      acquire: () => b.acquire(''),
+      tryAcquire: () => b.tryAcquire(''),
+      using: () => b.using('', never),
+      tryUsing: () => b.tryUsing('', never),
+      oncePer: () => b.oncePer('', { periodMs: '1h' }, never),
+      acquireLock: () => b.acquireLock(''),
+      releaseLock: () => b.releaseLock(''),
+      acquireAndExecute: () => b.acquireAndExecute('', never),
+      inspect: () => b.inspect(''),
+      forceRelease: () => b.forceRelease(''),
+    }
+    for (const [what, call] of Object.entries(early)) Object.assign(calls, { [`${what}, early`]: call })
+    // `release` rejects after a failure of the store only, and these reject never.
+    const others = ['release', 'stop', 'resign', 'stats', 'transferable', 'toJSON', 'constructor']
+    for (const { prototype } of [LockService, Lock, Election]) {
+      for (const [name, { value }] of Object.entries(Object.getOwnPropertyDescriptors(prototype))) {
+        if (typeof value === 'function' && !others.includes(name)) assert.ok(name in calls, `${name} has no case`)
       }
-      const error = await rejection(payOrder())
-      assert.equal(isLockError(error), true, what)
-      assert.match(error.stack, /\n +at (async )?payOrder \(.*errors\.mjs:\d+:\d+\)/, what)
-      assert.match(inspect(error), /payOrder/, what)
+    }
+    const ignore = () => {}
+    for (const channels of [[], [tracingChannel('holdfast:acquire'), tracingChannel('holdfast:using')]]) {
+      const subscribers = { start: ignore, end: ignore, asyncStart: ignore, asyncEnd: ignore, error: ignore }
+      for (const channel of channels) channel.subscribe(subscribers)
+      for (const [what, call] of Object.entries(calls)) {
+        const payOrder = async () => {
+          await call()
+        }
+        const error = await rejection(payOrder())
+        assert.equal(isLockError(error), true, what)
+        assert.match(error.stack, /\n +at (async )?payOrder \(.*errors\.mjs:\d+:\d+\)/, what)
+        assert.match(inspect(error), /payOrder/, what)
+      }
+      for (const channel of channels) channel.unsubscribe(subscribers)
     }
     await lock.release()
   })

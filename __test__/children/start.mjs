@@ -8,10 +8,15 @@ const folder = new URL('.', import.meta.url)
 /**
  * Starts `children/<script>.mjs` with a task, and kills it when the test `t` has ended.
  *
- * With `requests: false` the process has no input: only its own work keeps it alive.
+ * With `requests: false` the process has no input: only its own work keeps it alive. The other options are those of `spawn`.
+ *
+ * @param {import('node:test').TestContext} t
+ * @param {string} script
+ * @param {unknown} task
+ * @param {import('node:child_process').SpawnOptions & { requests?: boolean }} [options]
  */
-export function start(t, script, task, { requests = true } = {}) {
-  const child = new Child(script, task, requests)
+export function start(t, script, task, { requests = true, ...options } = {}) {
+  const child = new Child(script, task, requests, options)
   t.after(() => child.kill('SIGKILL'))
   return child
 }
@@ -24,7 +29,7 @@ class Child {
   messages = []
   stderr = ''
 
-  constructor(script, task, requests) {
+  constructor(script, task, requests, options) {
     this.#script = script
     const args = [
       '--expose-gc',
@@ -32,7 +37,10 @@ class Child {
       fileURLToPath(new URL(`${script}.mjs`, folder)),
       JSON.stringify(task),
     ]
-    this.#process = spawn(process.execPath, args, { stdio: [requests ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
+    this.#process = spawn(process.execPath, args, {
+      stdio: [requests ? 'pipe' : 'ignore', 'pipe', 'pipe'],
+      ...options,
+    })
     // Writing to a killed process is no failure of the test.
     this.#process.stdin?.on('error', () => {})
     this.#process.stderr.setEncoding('utf8').on('data', (text) => (this.stderr += text))

@@ -1,4 +1,4 @@
-// Starts a waiter on each request. Reports when each one is in the queue and when it is served.
+// Starts a waiter on each request. Reports when each one is in the queue and when it is served. `hangMs` blocks the event loop.
 import { open, requests, report } from './child.mjs'
 
 const locks = await open({ onEvent: ({ type, name }) => type === 'waiting' && report({ waiting: name }) })
@@ -6,7 +6,13 @@ const releases = []
 report({ ready: true })
 
 for await (const request of requests()) {
-  const { name, label, ...options } = JSON.parse(request)
+  const { name, label, hangMs = 0, ...options } = JSON.parse(request)
+  if (hangMs > 0) {
+    report({ hangs: true })
+    const end = performance.now() + hangMs
+    while (performance.now() < end);
+    continue
+  }
   locks.acquire(name, { waitMs: 60_000, ...options }).then(
     (lock) => {
       // The clock of the machine, which all its processes share.

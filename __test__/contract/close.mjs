@@ -1,6 +1,78 @@
 // close: releases held locks, rejects waiting calls, and makes later calls reject.
 import assert from 'node:assert/strict'
-import { assertFree, rejection, rejects, sleep, SOON_MS, timed, waiting } from '../tools.mjs'
+import { skip } from '../stores.mjs'
+import { assertFree, INDEX, output, rejection, rejects, sleep, SOON_MS, timed, waiting } from '../tools.mjs'
+
+/** Drops services, in a process of its own: their connections are file descriptors there. */
+const DROPS = `
+  import assert from 'node:assert/strict'
+  import { readdirSync, readlinkSync } from 'node:fs'
+  import { setTimeout as sleep } from 'node:timers/promises'
+  import { LockService } from '${INDEX}'
+  const [url, options] = JSON.parse(process.argv[1])
+  const connect = (more) => LockService.connect(url, { ...options, ...more })
+  const warnings = []
+  process.on('warning', ({ code }) => warnings.push(code))
+  const target = (fd) => {
+    try {
+      return readlinkSync('/proc/self/fd/' + fd)
+    } catch {
+      return ''
+    }
+  }
+  const connections = () => readdirSync('/proc/self/fd').filter((fd) => /^socket:|sqlite/.test(target(fd))).length
+  const untilClosed = async (count) => {
+    for (const end = Date.now() + 30_000; connections() > count; await sleep(50)) {
+      gc()
+      assert.ok(Date.now() < end, connections() + ' connections, not ' + count)
+    }
+  }
+  const first = await connect()
+  await first.using('n', () => {})
+  await first.close()
+  await sleep(500)
+  const before = connections()
+
+  async function open() {
+    const services = await Promise.all([connect(), connect({ lazy: true }), connect({ lazy: true })])
+    await Promise.all(services.slice(0, 2).map((locks) => locks.using('n', { waitMs: 60_000 }, () => {})))
+    if (!url.startsWith?.('memory:')) assert.ok(connections() > before + 1, connections() + ' connections')
+  }
+  await open()
+  await untilClosed(before)
+
+  async function use() {
+    const lock = await (await connect()).acquire('held')
+    const waits = (await connect()).using('held', { waitMs: Infinity }, (lock) => lock.isHeld)
+    const view = (await connect()).withPrefix('v:')
+    const watched = (await connect()).watch('held', { intervalMs: 100 })
+    await watched.next()
+    const controller = new AbortController()
+    const { done } = (await connect()).elect('leader', { signal: controller.signal }, ({ signal }) => {
+      return new Promise((resolve) => signal.addEventListener('abort', resolve))
+    })
+    const other = await connect()
+    while ((await other.inspect('leader')) === null) await sleep(20)
+    const change = watched.next()
+    for (let i = 0; i < 25; i++) {
+      gc()
+      await sleep(100)
+    }
+    assert.equal(lock.isHeld, true)
+    assert.ok(await other.inspect('leader'))
+    assert.ok((await view.ping()) > 0)
+    assert.equal(await lock.release(), true)
+    assert.equal(await waits, true)
+    await change
+    controller.abort()
+    await done
+    await watched.return()
+    await other.close()
+    await view.inspect('last use')
+  }
+  await use()
+  await untilClosed(before)
+  console.log(warnings.join())`
 
 export function close(test) {
   test('close releases held locks and aborts their signals', async (store) => {
@@ -181,5 +253,12 @@ export function close(test) {
     assert.equal((await wait).code, 'LOCK_TIMEOUT')
     assert.equal(lock.isHeld, true)
     assert.equal(await lock.release(), true)
+  })
+
+  test('a service that was dropped closes, once nothing uses it any more', async (store, t) => {
+    if (process.platform !== 'linux') return skip(t, 'connections are counted in /proc')
+    const args = [JSON.stringify([store.target, store.options])]
+    const isMemory = store.kind === 'memory'
+    assert.equal(await output(DROPS, { args, flags: ['--expose-gc'] }), isMemory ? '' : 'HOLDFAST_NOT_CLOSED')
   })
 }

@@ -133,16 +133,30 @@ export function inspect(test) {
     }
   })
 
-  test('list returns hundreds of locks', async (store) => {
+  test('list returns hundreds of locks, and the event loop runs between pages', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const names = Array.from({ length: 700 }, (_, i) => `n:${String(i).padStart(4, '0')}`)
+    const names = Array.from({ length: 1100 }, (_, i) => `n:${String(i).padStart(4, '0')}`)
     const locks = []
-    for (let i = 0; i < 700; i += 100) locks.push(await a.acquire(names.slice(i, i + 100)))
+    for (let i = 0; i < 1100; i += 100) locks.push(await a.acquire(names.slice(i, i + 100)))
     assert.deepEqual(
       (await b.list({ prefix: 'n:' })).map((info) => info.name),
       names,
     )
+    const pages = new Map()
+    let [ticks, isIterated] = [0, false]
+    const tick = () => isIterated || (ticks++, setImmediate(tick))
+    tick()
+    for await (const { name } of b.list({ prefix: 'n:' })) pages.set(ticks, [...(pages.get(ticks) ?? []), name])
+    isIterated = true
+    assert.deepEqual([...pages.values()].flat(), names)
+    // Of six pages, one wake-up of a machine that stood still may deliver several.
+    assert.ok(pages.size >= 2, 'all pages came in one tick')
+    for await (const { name } of b.list({ prefix: 'n:' })) {
+      assert.equal(name, names[0])
+      break
+    }
     for (const lock of locks) assert.equal(await lock.release(), true)
+    for await (const { name } of b.list({ prefix: 'n:' })) assert.fail(name)
   })
 
   test('forceRelease releases every kind of lock', async (store) => {

@@ -242,6 +242,14 @@ export function options(test) {
     assert.ok((await b.inspect('most')).remainingMs <= 3000)
   })
 
+  test('a keyPrefix of more than 512 bytes is refused', async (store) => {
+    const prefix = (bytes) => (store.options.keyPrefix ?? '').padEnd(bytes, 'x')
+    const error = await rejects(store.connect({ keyPrefix: prefix(513) }), 'LOCK_INVALID_ARGUMENT')
+    assert.match(error.message, /^keyPrefix must be at most 512 bytes, got 513 bytes/)
+    const locks = await store.connect({ keyPrefix: prefix(512) })
+    assert.equal(await locks.using('n'.repeat(512), () => 'held'), 'held')
+  })
+
   test('the same name under two keyPrefix values is two locks', async (store) => {
     const prefix = store.options.keyPrefix ?? ''
     const a = await store.connect({ keyPrefix: `${prefix}one:` })

@@ -24,7 +24,7 @@ const clusterIsUp = ({ port }) => answers(redisCommand(port, 'CLUSTER INFO'), (r
 const SQL = {
   postgres: {
     connected: withPostgres,
-    lock: 'BEGIN; LOCK TABLE locks, locks_waiters',
+    lock: 'BEGIN; LOCK TABLE holdfast.locks, holdfast.locks_waiters',
     unlock: 'ROLLBACK',
     terminate: (client) =>
       client.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'"),

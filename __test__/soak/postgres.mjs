@@ -21,7 +21,7 @@ export async function lockedTable() {
     const locks = await LockService.connect(server.url, { storeTimeoutMs: 1000 })
     const most = { connections: 0 }
     await withPostgres(server.url, async (client) => {
-      await client.query('BEGIN; LOCK TABLE locks, locks_waiters')
+      await client.query('BEGIN; LOCK TABLE holdfast.locks, holdfast.locks_waiters')
       for (const end = Date.now() + 60_000; Date.now() < end;) {
         const calls = [
           locks.tryAcquire('one'),

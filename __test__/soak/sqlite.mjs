@@ -1,4 +1,4 @@
-// Bursts on SQLite, in a temporary folder. Each exported case resolves to its figures, and rejects when a guarantee is broken.
+// Bursts on SQLite, in a temporary folder, and a full disk. Each exported case resolves to its figures, and rejects when a guarantee is broken.
 // `npm run soak` runs all of them, sqlite-burst.spec.mjs a small one.
 import assert from 'node:assert/strict'
 import { mkdtempSync, rmSync } from 'node:fs'
@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { LockService } from '../../index.js'
 import { sleep } from '../tools.mjs'
+import { onFullDisk } from './disk.mjs'
 
 const STORE_TIMEOUT_MS = 5000
 /** The guarantee is one second. The rest is slack for the event loop, and for a machine that stalls for a moment. */
@@ -59,6 +60,18 @@ export async function burst(count = 5000) {
     rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 })
   }
 }
+
+/** The disk is full: calls are granted or reject with a retryable error, and are granted again when there is room. */
+export const diskFull = () =>
+  onFullDisk({
+    bytes: 16 * 2 ** 20,
+    start: async () => ({
+      url: `sqlite:${join(String(process.env.HOLDFAST_SERVERS_DIR), 'locks.sqlite')}`,
+      stop: async () => {},
+      restart: async () => {},
+    }),
+    isUp: async () => {},
+  })
 
 /** 20 000 free names at once. */
 export const burst20k = () => burst(20_000)

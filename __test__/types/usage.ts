@@ -185,7 +185,8 @@ export async function inspecting(locks: LockService, lock: Lock) {
   const info = await locks.inspect('n')
   same<typeof info, LockInfo | null>(true)
   const lists = [locks.list(), locks.list({}), locks.list({ prefix: 'p' })]
-  same<typeof lists, Promise<LockInfo[]>[]>(true)
+  same<typeof lists, (Promise<LockInfo[]> & AsyncIterable<LockInfo>)[]>(true)
+  for await (const listed of locks.list()) same<typeof listed, LockInfo>(true)
   const freed = await locks.forceRelease('n')
   same<typeof freed, boolean>(true)
   const stats = locks.stats()

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use holdfast::engine::{EngineConfig, Settings, connect};
 use holdfast::model::{Key, Names};
-use holdfast::service::{AcquireOptions, Locks, Outcome, StallDetector};
+use holdfast::service::{AcquireOptions, Locks, Outcome};
+use holdfast::stall_detector::StallDetector;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls, Statement};
 

@@ -174,8 +174,10 @@ async function openPostgres({ target, probe }) {
       },
     },
     reset: async () => {
-      const { rows } = await client.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-      if (rows.length > 0) await client.query(`TRUNCATE ${rows.map(({ tablename }) => tablename).join()}`)
+      const tables =
+        "SELECT concat_ws('.', schemaname, tablename) AS name FROM pg_tables WHERE schemaname IN ('public', 'holdfast')"
+      const { rows } = await client.query(tables)
+      if (rows.length > 0) await client.query(`TRUNCATE ${rows.map(({ name }) => name).join()}`)
     },
     count: () => probe.count(),
     close: () => client.end(),

@@ -25,7 +25,8 @@ export async function run(names, values, [file, ...args]) {
   const waitMs = values.wait === 'forever' ? Infinity : timeOf(values, 'wait')
   const minHoldMs = timeOf(values, 'min-hold')
   const periodMs = timeOf(values, 'once-per')
-  const killAfterMs = Math.min(millisecondsOf(timeOf(values, 'kill-after', '5s') ?? 0), millisecondsOf(ttlMs ?? 0) / 3)
+  const leaseMs = millisecondsOf(ttlMs ?? 0)
+  const killAfterMs = Math.min(millisecondsOf(timeOf(values, 'kill-after', '5s') ?? 0), leaseMs / 3)
   const busyCode = busyCodeOf(values)
   if (periodMs !== undefined) {
     oneOf(names)
@@ -53,6 +54,8 @@ export async function run(names, values, [file, ...args]) {
     const attempt = await withLocks(values, (locks) => {
       /** @param {import('../../index.js').Lock} lock */
       const job = async (lock) => {
+        // After a wait it may be shorter than its ttl for some milliseconds, and the command would be stopped at its start.
+        if (lock.remainingMs < leaseMs / 2) await lock.extend(leaseMs)
         // The signal came after the grant.
         if (wait.signal.aborted) throw new CommandFailed()
         const env = {
@@ -79,8 +82,8 @@ export async function run(names, values, [file, ...args]) {
   } catch (error) {
     if (wait.signal.aborted) return 128 + constants.signals[/** @type {NodeJS.Signals} */ (wait.signal.reason)]
     if (error instanceof CommandFailed) return code
-    if (execution && isLockError(error, 'LOCK_LOST')) {
-      if (!execution.isKilled) complain(error.message)
+    if (isLockError(error, 'LOCK_LOST')) {
+      if (!execution?.isKilled) complain(error.message)
       return LOST
     }
     throw error

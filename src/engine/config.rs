@@ -26,6 +26,8 @@ pub struct Settings {
     pub store_timeout: Duration,
     /// Redis: the number of replicas that must acknowledge a grant. Default 0.
     pub min_replicas: u32,
+    /// PostgreSQL, MySQL, MariaDB: the maximum number of connections. Default 5 on PostgreSQL, 4 on MySQL and MariaDB.
+    pub max_connections: Option<u32>,
     /// The certificates for `rediss://`, and for MongoDB and PostgreSQL with TLS.
     pub tls: TlsFiles,
     /// Redis, PostgreSQL: the source of the logins of new connections, instead of the URL.
@@ -50,6 +52,7 @@ impl Default for Settings {
             table: DEFAULT_TABLE.into(),
             store_timeout: Duration::from_secs(5),
             min_replicas: 0,
+            max_connections: None,
             tls: TlsFiles::default(),
             credentials: None,
             listen_url: None,
@@ -166,10 +169,25 @@ impl EngineConfig {
             _ => None,
         };
         check_tables(urls.is_empty(), scheme, settings)?;
+        let prefix_bytes = settings.key_prefix.as_ref().map_or(0, String::len);
+        if prefix_bytes > MAX_PREFIX_BYTES {
+            let got = format_args!("{prefix_bytes} bytes");
+            return Err(LockError::invalid("keyPrefix", "must be at most 512 bytes", got));
+        }
         if settings.min_replicas > 0 && !scheme.is_some_and(|scheme| REPLICATED.contains(&scheme)) {
             let rule = "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
                         rediss+sentinel://";
             return Err(LockError::invalid("minReplicas", rule, settings.min_replicas));
+        }
+        let is_server = |scheme: &str| ["memory", "postgres", "postgresql", "mysql", "mariadb"].contains(&scheme);
+        if let Some(number) = settings.max_connections
+            && !scheme.is_some_and(is_server)
+        {
+            let rule = "must be absent for a store other than PostgreSQL, MySQL and MariaDB (MongoDB has maxPoolSize in the URL)";
+            return Err(LockError::invalid("maxConnections", rule, number));
+        }
+        if settings.max_connections == Some(0) {
+            return Err(LockError::invalid("maxConnections", "must be at least 1", 0));
         }
         let url = match urls {
             #[cfg(feature = "sqlite")]
@@ -252,6 +270,10 @@ fn of_valkey(url: &str) -> String {
     }
 }
 
+/// Maximum length of the prefix of names in bytes. An index of PostgreSQL, and a column of MySQL, have room for it and the
+/// longest name.
+const MAX_PREFIX_BYTES: usize = 512;
+
 /// The default name of the collection, and of the table.
 const DEFAULT_TABLE: &str = "locks";
 
@@ -279,16 +301,17 @@ fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) ->
 }
 
 /// Describes an option of a URL that is not known. Names it only if it cannot be a part of a password that contains a question mark.
-/// `query`: all options of the URL.
+/// `query`: all options of the URL. `known`: those that a URL may have.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
-pub(super) fn unknown_option(name: &str, query: &str) -> String {
+pub(super) fn unknown_option(name: &str, query: &str, known: &[&str]) -> String {
     let is_name = (1..=32).contains(&name.len())
         && name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
         && !query.contains('@');
     let shown = if is_name { format!(": {name}") } else { String::new() };
-    format!("a URL with an option that is not known (or has no such value){shown}")
+    let known = known.join(", ");
+    format!("a URL with an option that is not one of {known} (or has no such value){shown}")
 }
 
 /// The backoff of `connect` while the store cannot be reached.
@@ -310,12 +333,13 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
             }
             Err(error) => error,
         };
-        let pause = backoff.delay();
-        if !error.retryable || tokio::time::Instant::now() + pause >= end {
+        let now = tokio::time::Instant::now();
+        if !error.retryable || now >= end {
             return Err(error);
         }
         tracing::debug!(%error, "cannot connect yet");
-        tokio::time::sleep(pause).await;
+        // The last attempt begins at the deadline, however long the backoff is.
+        tokio::time::sleep_until(end.min(now + backoff.delay())).await;
     }
 }
 
@@ -331,34 +355,24 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
     allow(unused_variables)
 )]
 async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
-    let timeout = settings.store_timeout;
+    let limit = settings.store_timeout;
     match config {
         #[cfg(feature = "memory")]
         EngineConfig::Memory(name) => Ok(super::memory::MemoryEngine::named(&name)),
         #[cfg(feature = "sqlite")]
-        EngineConfig::Sqlite(config) => {
-            connect_within("sqlite", timeout, super::sql::SqliteEngine::connect(config)).await
-        }
+        EngineConfig::Sqlite(config) => opened("sqlite", limit, super::sql::SqliteEngine::connect(config)).await,
         #[cfg(feature = "redis")]
-        EngineConfig::Redis(config) => {
-            connect_within("redis", timeout, super::redis::RedisEngine::connect(*config)).await
-        }
+        EngineConfig::Redis(config) => opened("redis", limit, super::redis::RedisEngine::connect(*config)).await,
         #[cfg(feature = "redis")]
-        EngineConfig::Quorum(config) => {
-            connect_within("redis", timeout, super::redis::QuorumEngine::connect(*config)).await
-        }
+        EngineConfig::Quorum(config) => opened("redis", limit, super::redis::QuorumEngine::connect(*config)).await,
         #[cfg(feature = "mongodb")]
         EngineConfig::Mongodb(config) => {
-            connect_within("mongodb", timeout, super::mongodb::MongodbEngine::connect(*config)).await
+            opened("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await
         }
         #[cfg(feature = "mysql")]
-        EngineConfig::Mysql(config) => {
-            connect_within("mysql", timeout, super::sql::MysqlEngine::connect(*config)).await
-        }
+        EngineConfig::Mysql(config) => opened("mysql", limit, super::sql::MysqlEngine::connect(*config)).await,
         #[cfg(feature = "postgres")]
-        EngineConfig::Postgres(config) => {
-            connect_within("postgres", timeout, super::sql::PostgresEngine::connect(*config)).await
-        }
+        EngineConfig::Postgres(config) => opened("postgres", limit, super::sql::PostgresEngine::connect(*config)).await,
     }
 }
 
@@ -370,7 +384,7 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
     feature = "mysql",
     feature = "postgres"
 ))]
-async fn connect_within<E: super::Engine + 'static>(
+async fn opened<E: super::Engine + 'static>(
     engine: &'static str,
     timeout: Duration,
     opening: impl Future<Output = super::Result<Arc<E>>>,

@@ -84,7 +84,6 @@ pub(super) fn decide(snapshot: &Snapshot, liveness: Option<Duration>) -> Decisio
 }
 
 /// Returns how long a position in a queue lives after the last attempt of its owner.
-#[cfg(any(feature = "memory", feature = "sqlite"))]
 pub(super) fn waiter_liveness(ttl: crate::model::Ttl) -> Duration {
     ttl.duration().min(super::WAITER_LIVENESS)
 }

@@ -11,6 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use crate::clock::Moment;
 use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
 #[cfg(any(feature = "mongodb", feature = "redis"))]
 mod attempt_queue;
@@ -73,7 +74,8 @@ pub enum Acquired {
     },
 }
 
-/// How long a name is reserved for, or granted to, the waiter that it was handed to, unless the waiter's ttl is shorter.
+/// The least time for which a name is reserved for, or granted to, the waiter that it was handed to, unless the waiter's ttl is
+/// shorter.
 pub const RESERVATION: Duration = Duration::from_secs(2);
 
 /// A grant that the store made for a waiter, without an attempt of it.
@@ -182,6 +184,13 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Whether the store keeps a queue, and serves waiters (`claim.waiting`) in the order of their first attempts. Otherwise the
     /// service lets one waiter per name and process make attempts.
     fn ordered(&self) -> bool;
+
+    /// Passes the detector of an event loop that does not respond. Called once, before all other calls.
+    ///
+    /// # Behavior
+    /// An engine that keeps the positions of waiters alive stops doing so while the loop does not respond, so that its waiters
+    /// are skipped.
+    fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
 
     /// Makes one attempt to acquire all names of the claim.
     ///
@@ -295,6 +304,7 @@ pub trait MovableClock: Sync {
     feature = "mongodb",
     feature = "mysql",
     feature = "postgres",
+    feature = "redis",
     feature = "sqlite"
 ))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);

@@ -79,7 +79,10 @@ impl PendingAcquisition {
                     self.busy(None)
                 }
             }
-            Ok(Outcome::Acquired(lease)) => Ok(Some(lease)),
+            Ok(Outcome::Acquired(lease)) => {
+                lease.received();
+                Ok(Some(lease))
+            }
             Ok(Outcome::Busy(lock)) => self.busy(lock),
             Ok(Outcome::Aborted) => Ok(None),
             Err(error) => Err(error),
@@ -117,6 +120,13 @@ fn held_by(lock: &BusyLock) -> String {
     let Some(Holder { process, .. }) = &info.holder else {
         return ": it is held by another tool".into();
     };
+    if lock
+        .info
+        .as_ref()
+        .is_some_and(|info| info.holder.as_ref().is_some_and(|holder| !holder.is_known()))
+    {
+        return ": it is held by a process of holdfast that has not written its name, and may have died before".into();
+    }
     let Process { host, pid } = process;
     if lock.is_own {
         return format!(": it is held by this process (pid {pid} on {host})");

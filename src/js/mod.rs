@@ -8,6 +8,7 @@
 mod acquisition;
 mod bridge;
 mod debug;
+mod list;
 mod names;
 mod options;
 mod service;

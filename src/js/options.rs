@@ -84,6 +84,7 @@ pub struct Config {
     pub table: Option<String>,
     pub store_timeout_ms: Option<f64>,
     pub min_replicas: Option<u32>,
+    pub max_connections: Option<u32>,
     pub defaults: AcquireRecord,
     /// Whether `notify` receives events, in addition to losses.
     pub events: bool,
@@ -117,6 +118,7 @@ impl Config {
             table: self.table.clone().unwrap_or(unset.table),
             store_timeout: self.store_timeout_ms.and_then(duration).unwrap_or(unset.store_timeout),
             min_replicas: self.min_replicas.unwrap_or(unset.min_replicas),
+            max_connections: self.max_connections,
             tls: TlsFiles {
                 ca_file: self.ca_file.clone().map(Into::into),
                 cert_file: self.cert_file.clone().map(Into::into),

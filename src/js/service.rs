@@ -7,11 +7,11 @@ use std::time::Instant;
 use futures_util::future::OptionFuture;
 use napi::bindgen_prelude::{Env, Function, JavaScriptClassExt, Result, Unknown};
 use napi_derive::napi;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::acquisition::PendingAcquisition;
-use super::bridge::deferred::{Deferred, info_to_json};
+use super::bridge::deferred::{Deferred, infos_to_json};
 use super::bridge::leases::Entry;
 use super::bridge::logins::credentials;
 use super::bridge::notifier::{Notifier, stall_detector, warnings};
@@ -21,7 +21,7 @@ use super::options::{AcquireRecord, Config, duration, ttl, wait};
 use crate::clock::Moment;
 use crate::engine::EngineConfig;
 use crate::error::LockError;
-use crate::model::{Fence, Key, LockInfo, OwnerToken};
+use crate::model::{Fence, Key, OwnerToken};
 use crate::service::{AcquireOptions, EventSink, Locks, Wait};
 
 /// Flags of `acquire`: whether the lease is renewed, if the call sets it, whether a busy name is an error, and whether the call does not
@@ -35,7 +35,7 @@ const IN_BACKGROUND: u32 = 8;
 #[napi]
 pub struct LockService {
     pub(super) locks: Locks,
-    bridge: Rc<Bridge>,
+    pub(super) bridge: Rc<Bridge>,
     notifier: Arc<Notifier>,
     /// The options of a call without any, which such calls share: without and with [`REJECT_BUSY`].
     defaults: [Arc<AcquireOptions>; 2],
@@ -294,17 +294,9 @@ impl LockService {
     pub fn inspect<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
         self.with_key(env, name, |key| {
             let locks = self.locks.clone();
-            let inspecting = async move { Ok(to_json(locks.inspect(&key).await?.as_slice())) };
+            let inspecting = async move { Ok(infos_to_json(locks.inspect(&key).await?.as_slice())) };
             self.bridge.promise(env, &self.locks, inspecting, |_, text| text)
         })
-    }
-
-    /// Lists the held locks whose name starts with `prefix`. Resolves to JSON text: an array.
-    #[napi(ts_return_type = "Promise<string>")]
-    pub fn list<'env>(&self, env: &'env Env, prefix: String) -> Result<Unknown<'env>> {
-        let locks = self.locks.clone();
-        let listing = async move { Ok(to_json(&locks.list(&prefix).await?)) };
-        self.bridge.promise(env, &self.locks, listing, |_, text| text)
     }
 
     /// Releases a name, no matter which owner holds it. Resolves to whether it was held.
@@ -368,10 +360,24 @@ impl LockService {
         self.bridge.keep_alive(env, runs_jobs);
     }
 
+    /// Closes a service that was garbage collected, as soon as it has no lease, call or job. Does not keep the event loop alive.
+    /// Resolves to whether this call closed it.
+    #[napi(ts_return_type = "Promise<boolean>")]
+    pub fn close_unused<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        let locks = self.locks.clone();
+        let (deferred, promise) = Deferred::new(env)?;
+        self.bridge
+            .call_in_background(async move { Ok(locks.close_unused().await) }, move |env, _, closed| {
+                deferred.settle(env, closed)
+            });
+        Ok(promise)
+    }
+
     /// Closes the service, after a drain of at most `drain_ms`. Zero means no drain.
     #[napi(ts_return_type = "Promise<void>")]
     pub fn close<'env>(&self, env: &'env Env, drain_ms: f64) -> Result<Unknown<'env>> {
         let (locks, shared) = (self.locks.clone(), self.bridge.shared().clone());
+        let notifier = self.notifier.clone();
         let drain = duration(drain_ms).filter(|drain| !drain.is_zero());
         // Before the future runs: the calls that follow in this tick are rejected.
         locks.end_calls();
@@ -380,13 +386,12 @@ impl LockService {
                 locks.drain(limit).await;
             }
             // The signals of the locks that are lost abort before the names are free.
-            locks.close_after(shared.delivered()).await;
+            let unreleased = locks.close_after(shared.delivered()).await;
+            if unreleased > 0 {
+                notifier.warn(&locks.unreleased_warning(unreleased));
+            }
             Ok(())
         };
         self.bridge.promise(env, &self.locks, closing, |_, ()| ())
     }
-}
-
-fn to_json(infos: &[LockInfo]) -> String {
-    infos.iter().map(info_to_json).collect::<Value>().to_string()
 }

@@ -32,7 +32,8 @@ const BATCH: usize = 256;
 const BATCHES: usize = 8;
 /// Maximum number of calls in progress for a retry or a repeat to start: half of them stay free for first releases.
 const BATCHES_OF_RETRIES: usize = 4;
-/// Minimum time between the starts of two batches while one is in progress: a store that does not answer gets few commands.
+/// Minimum time between the starts of two batches, beyond those that may be in progress because earlier ones were answered: a store
+/// that does not answer gets few commands.
 const HEAD_START: Duration = Duration::from_millis(250);
 /// Minimum time for which a release is retried. A store that hangs may execute an attempt long after the call ended, and the
 /// lease begins only then.
@@ -142,7 +143,12 @@ enum Step {
 impl AbandonedClaims {
     /// Whether no claim waits for its first release.
     pub(super) fn is_empty(&self) -> bool {
-        *self.unreleased.borrow() == 0
+        self.unreleased() == 0
+    }
+
+    /// Returns the number of claims that wait for their first release.
+    pub(super) fn unreleased(&self) -> usize {
+        *self.unreleased.borrow()
     }
 
     /// Waits until no claim waits for its first release.
@@ -182,15 +188,16 @@ impl Lists {
         batch
     }
 
-    /// Returns the next step while `running` batches are in progress, of which the last began at `began`.
-    fn next(&mut self, running: usize, began: Moment, closing: bool) -> Step {
+    /// Returns the next step while `running` batches are in progress, of which the last began at `began`. `at_once`: how many may
+    /// be in progress without a head start.
+    fn next(&mut self, running: usize, at_once: usize, began: Moment, closing: bool) -> Step {
         let now = Moment::now();
         if closing {
             self.queues[REPEATED].clear();
         }
         let is_idle = self.queues.iter().all(Queue::is_empty);
         let head_start = began + HEAD_START;
-        if running > 0 && (is_idle || head_start > now || running >= BATCHES) {
+        if running > 0 && (is_idle || running >= at_once && head_start > now || running >= BATCHES) {
             return Step::Wait((running < BATCHES && !is_idle).then_some(head_start));
         }
         if is_idle {
@@ -255,13 +262,15 @@ impl Shared {
         let mut backoff = Backoff::for_store();
         let mut batches = FuturesUnordered::new();
         let mut began = Moment::now();
+        // Each batch that the store answers allows one more: a distant store needs several to release many claims in time.
+        let mut at_once = 1;
         loop {
             let step = {
                 let mut lists = self.abandoned.lists.lock();
                 if lists.is_closed {
                     return;
                 }
-                lists.next(batches.len(), began, self.closing.is_cancelled())
+                lists.next(batches.len(), at_once, began, self.closing.is_cancelled())
             };
             let due = match step {
                 Step::End => return,
@@ -277,7 +286,9 @@ impl Shared {
                 Some(failed) = batches.next() => {
                     if failed.is_empty() {
                         backoff.reset();
+                        at_once = BATCHES.min(at_once + 1);
                     } else {
+                        at_once = 1;
                         let due = Moment::now() + backoff.delay();
                         let mut lists = self.abandoned.lists.lock();
                         failed.into_iter().for_each(|claim| lists.push(RETRIES, due, claim));

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::Locks;
-use super::options::{DRAIN_CHECK_INTERVAL, MIN_CLOSE_STEP};
+use super::options::{DRAIN_CHECK_INTERVAL, MIN_CLOSE_STEP, UNUSED_CHECK_INTERVAL};
 
 impl Locks {
     /// Ends waits and rejects new calls with `LOCK_CLOSED`.
@@ -36,9 +36,29 @@ impl Locks {
         }
     }
 
+    /// Closes a service without an owner, as soon as it has no lease, call or job. Returns whether this call closed it.
+    pub async fn close_unused(&self) -> bool {
+        let shared = &self.shared;
+        while shared.counters.held.load(Relaxed) > 0
+            || !shared.calls.is_empty()
+            || shared.runs_jobs.load(Relaxed)
+            || !shared.abandoned.is_empty()
+        {
+            tokio::select! {
+                () = shared.closing.cancelled() => return false,
+                () = tokio::time::sleep(UNUSED_CHECK_INTERVAL) => {}
+            }
+        }
+        if shared.closing.is_cancelled() {
+            return false;
+        }
+        self.close().await;
+        true
+    }
+
     /// Closes the service like [`Locks::close_after`], for holders that see a loss at once.
-    pub async fn close(&self) {
-        self.close_after(std::future::ready(())).await;
+    pub async fn close(&self) -> usize {
+        self.close_after(std::future::ready(())).await
     }
 
     /// Releases what is held, ends waits with `LOCK_CLOSED`, and closes the engine. Later calls fail with `LOCK_CLOSED`. May be
@@ -47,9 +67,11 @@ impl Locks {
     /// # Behavior
     /// The leases that are held become lost for their holders. They are released in the store after `losses_delivered`, which
     /// completes when the holders have seen that: the next holder is granted the name later. The close ends within
-    /// `store_timeout`, or up to 1 s later when the store or the holders do not answer.
-    pub async fn close_after(&self, losses_delivered: impl Future<Output = ()>) {
+    /// `store_timeout`, or up to 1 s later when the store or the holders do not answer. Returns the number of claims that the store
+    /// may still have: their releases had no answer until then. Returns 0 if an earlier call has closed the service.
+    pub async fn close_after(&self, losses_delivered: impl Future<Output = ()>) -> usize {
         let shared = &self.shared;
+        let mut unreleased = 0;
         shared
             .closed
             .get_or_init(|| async {
@@ -69,6 +91,7 @@ impl Locks {
                     lease.release_for_close(shared);
                 }
                 let _ = tokio::time::timeout_at(timeout(), shared.abandoned.emptied()).await;
+                unreleased = shared.abandoned.unreleased();
                 shared.abandoned.close();
                 shared.ended.cancel();
                 shared.leases_by_name.lock().clear();
@@ -77,5 +100,17 @@ impl Locks {
                 let _ = tokio::time::timeout_at(timeout(), shared.engine.close()).await;
             })
             .await;
+        unreleased
+    }
+
+    /// Returns the warning of a close that left claims in the store.
+    pub fn unreleased_warning(&self, count: usize) -> String {
+        let (timeout, address) = (self.shared.store_timeout.as_millis(), self.shared.engine.address());
+        let store = [self.engine_name(), " ", &address].concat();
+        format!(
+            "close() ended with {count} locks or waits whose release had no answer from {} within {timeout} ms (storeTimeoutMs): each \
+             lock stays busy until its ttl ends. Release locks before close(), use drainMs, or raise storeTimeoutMs",
+            store.trim_end()
+        )
     }
 }

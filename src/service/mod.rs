@@ -18,6 +18,7 @@ use crate::clock::Moment;
 use crate::engine::{Renewed, SharedEngine};
 use crate::error::LockError;
 use crate::model::{Claim, Fence, Key, LockInfo, Names, OwnerToken, Process, Ttl};
+use crate::stall_detector::StallDetector;
 
 mod abandoned;
 mod acquire;
@@ -29,7 +30,6 @@ mod options;
 mod ordered_attempts;
 mod renewal_scheduler;
 mod shared;
-mod stall_detector;
 pub mod testing;
 #[cfg(all(test, feature = "memory"))]
 mod tests;
@@ -39,7 +39,6 @@ pub use event::{Event, EventKind, EventSink, Stats};
 use lease::Grant;
 pub use lease::{Lease, LossSink, ReleaseOutcome};
 pub use options::{AcquireOptions, Wait};
-pub use stall_detector::StallDetector;
 
 use abandoned::AbandonedClaim;
 use acquire::Acquisition;
@@ -70,6 +69,7 @@ impl Locks {
         stall_detector: Arc<StallDetector>,
         events: Option<EventSink>,
     ) -> Self {
+        engine.watch_event_loop(&stall_detector);
         let shared = Arc::new(Shared {
             engine,
             process: Arc::new(Process::current()),
@@ -94,6 +94,7 @@ impl Locks {
             holds_process: AtomicBool::new(false),
             background: TaskTracker::new(),
         });
+        acquire::add_service(&shared);
         tokio::spawn(RenewalScheduler::run(shared.clone()).boxed());
         Locks { shared }
     }
@@ -340,13 +341,17 @@ impl Locks {
     pub async fn force_release(&self, name: &Key) -> Result<bool, LockError> {
         let shared = &self.shared;
         let _call = shared.begin_call()?;
-        let end = tokio::time::Instant::now() + shared.store_timeout;
-        // Inspect first: when the reply to a first request is lost, the next request finds the name free.
-        let inspected = tokio::time::timeout_at(end, shared.engine.inspect_now(name)).await;
-        let was_held = matches!(inspected, Ok(Ok(Some(_))));
-        let is_unanswered = AtomicBool::new(false);
+        let (was_held, is_unanswered) = (OnceCell::new(), AtomicBool::new(false));
         let freed = shared
-            .with_retries("force_release", end - tokio::time::Instant::now(), || async {
+            .with_retries("forceRelease", shared.store_timeout, || async {
+                // Inspect first: when the reply to a first request is lost, the next request finds the name free.
+                was_held
+                    .get_or_init(|| async {
+                        let inspecting = shared.engine.inspect_now(name);
+                        let inspected = tokio::time::timeout(shared.store_timeout / 2, inspecting).await;
+                        matches!(inspected, Ok(Ok(Some(_))))
+                    })
+                    .await;
                 let freed = shared.engine.force_release(name).await;
                 if freed.as_ref().is_err_and(|error| error.may_be_executed) {
                     is_unanswered.store(true, Relaxed);
@@ -356,7 +361,7 @@ impl Locks {
             .await
             .map_err(|error| error.with_key(name.as_str()))?;
         shared.local_fifos.wake_first(name);
-        Ok(freed || was_held && is_unanswered.load(Relaxed))
+        Ok(freed || is_unanswered.into_inner() && was_held.into_inner() == Some(true))
     }
 
     /// Switches the events on or off. At first they are on, if there is a sink.

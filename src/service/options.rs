@@ -20,6 +20,8 @@ pub(super) const HOLDER_TIMEOUT: Duration = Duration::from_millis(250);
 pub(super) const MOST_HOLDER_READS: usize = 16;
 /// The interval at which a close with a drain checks whether all leases have ended.
 pub(super) const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// The interval at which a service without an owner checks whether it is unused.
+pub(super) const UNUSED_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The minimum time for each step of a close, however long the steps before it took.
 pub(super) const MIN_CLOSE_STEP: Duration = Duration::from_millis(250);
 /// The interval of the poll that finds lost notifications.

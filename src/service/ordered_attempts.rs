@@ -25,8 +25,8 @@ use crate::model::{Claim, Key};
 
 /// Maximum number of attempts in one call of the engine.
 const MOST_TOGETHER: usize = 64;
-/// How long an attempt without an answer delays the others of its name. Less than the time that a waiter has to confirm a
-/// hand-off (2 s).
+/// How long an attempt without an answer delays the others of its name. Less than a waiter whose process is alive has to confirm a
+/// hand-off: 2 s or more, unless its ttl is short.
 const OVERDUE: Duration = Duration::from_millis(500);
 
 type Reply = oneshot::Sender<EngineResult<Acquired>>;

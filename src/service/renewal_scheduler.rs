@@ -72,6 +72,11 @@ impl RenewalScheduler {
         self.schedule.lock().values().cloned().collect()
     }
 
+    /// Whether any held lease satisfies a condition.
+    pub(super) fn any_held(&self, condition: impl Fn(&Lease) -> bool) -> bool {
+        self.schedule.lock().values().any(|lease| condition(lease))
+    }
+
     /// Returns the leases with an event that is due. If one of them is renewed, adds those that may be renewed with it.
     fn take_due(&self) -> Vec<Arc<Lease>> {
         let now = Moment::now();

@@ -19,11 +19,11 @@ use super::lease::Lease;
 use super::local_fifo::LocalFifos;
 use super::ordered_attempts::Attempts;
 use super::renewal_scheduler::RenewalScheduler;
-use super::stall_detector::StallDetector;
 use crate::backoff::Backoff;
 use crate::engine::{Result as EngineResult, SharedEngine};
 use crate::error::{EngineError, LockError};
 use crate::model::{Key, Names, Process};
+use crate::stall_detector::StallDetector;
 
 pub(super) struct Shared {
     pub(super) engine: SharedEngine,

@@ -1,11 +1,14 @@
 //! When the names of the waiters are checked: at the end of a lease, with each heartbeat, and when their engine says so.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{HEARTBEAT_INTERVAL, LocalWaiters};
+use super::{HEARTBEAT_INTERVAL, LocalWaiters, Waiter};
 use crate::model::Key;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+use crate::model::OwnerToken;
 
 /// A name with waiters in this process.
 pub(super) struct WaitedName<H> {
@@ -19,7 +22,11 @@ pub(super) struct WaitedName<H> {
     /// Maximum number of waiters of other processes ahead of those of this one.
     #[cfg(feature = "mongodb")]
     pub(super) ahead: usize,
-    pub(super) _resource: H,
+    /// Whether its waiters poll, because no message says when it is free.
+    #[cfg(feature = "mongodb")]
+    pub(super) polls: bool,
+    /// What the engine keeps for the name, from the last attempt.
+    pub(super) _resource: Option<H>,
 }
 
 impl<H> WaitedName<H> {
@@ -57,6 +64,10 @@ impl<H> LocalWaiters<H> {
 
     /// Calls `send` with all names every [`HEARTBEAT_INTERVAL`], and with each name at the end of the current lease on it.
     /// Returns when there are no waiters. `send` must not block.
+    ///
+    /// # Behavior
+    /// Leaves out names whose waiters cannot use a grant, because the event loop has not responded for a third of their ttls. Their
+    /// positions expire, and they enter the queue again with their numbers.
     pub(in crate::engine) async fn run_heartbeats(&self, mut send: impl FnMut(Vec<Key>)) {
         let mut heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
         loop {
@@ -84,13 +95,47 @@ impl<H> LocalWaiters<H> {
                 })
                 .collect()
             };
+            let names = self.responsive(names);
             if is_heartbeat {
                 heartbeat_at = now + HEARTBEAT_INTERVAL;
+                self.stall_detector.get().inspect(|detector| detector.ping());
             }
             if !names.is_empty() {
                 send(names);
             }
         }
+    }
+
+    /// Returns the waiters that cannot use a grant, because the event loop has not responded for a third of their ttls.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(in crate::engine) fn stalled(&self) -> Vec<OwnerToken> {
+        let Some(detector) = self.stall_detector.get() else {
+            return Vec::new();
+        };
+        let state = self.state.lock();
+        let is_stalled = |waiter: &Waiter| waiter.ttl.is_some_and(|ttl| detector.is_stalled(ttl));
+        let stalled = state.waiters.iter().filter(|(_, waiter)| is_stalled(waiter));
+        stalled.map(|(owner, _)| owner.clone()).collect()
+    }
+
+    /// Returns those of the names for which a waiter can use a grant.
+    fn responsive(&self, mut names: Vec<Key>) -> Vec<Key> {
+        let stalled = self
+            .stall_detector
+            .get()
+            .filter(|detector| !detector.stalled_for().is_zero());
+        if let Some(detector) = stalled {
+            let state = self.state.lock();
+            let responsive = |waiter: &&Waiter| waiter.ttl.is_none_or(|ttl| !detector.is_stalled(ttl));
+            let waited_for: HashSet<&Key> = state
+                .waiters
+                .values()
+                .filter(responsive)
+                .filter_map(Waiter::name)
+                .collect();
+            names.retain(|name| waited_for.contains(name));
+        }
+        names
     }
 }
 

@@ -13,7 +13,7 @@ mod tests;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,8 +23,10 @@ use tokio::time::Instant;
 use self::checks::{WaitedName, check_time};
 pub(super) use self::subscription::WaiterSubscription;
 use super::HandOff;
+#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
 pub(super) use super::RESERVATION;
-use crate::model::{Key, OwnerToken};
+use crate::model::{Claim, Key, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
 /// The time between two heartbeats: less than half of the time for which one keeps a position alive.
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -34,6 +36,8 @@ pub(super) struct LocalWaiters<H> {
     state: Mutex<State<H>>,
     /// A check is due earlier than the heartbeat task expects.
     rescheduled: Notify,
+    /// Detects an event loop that does not respond.
+    stall_detector: OnceLock<Arc<StallDetector>>,
 }
 
 /// How long a waiter that took a grant is remembered: longer than it takes to extend that grant.
@@ -58,6 +62,8 @@ struct Waiter {
     hand_off: Option<HandOff>,
     /// Whether it confirms every hand-off by an attempt.
     confirms: bool,
+    /// The ttl of its claim. `None`: it has no subscription.
+    ttl: Option<Ttl>,
     /// When it was last notified of a hand-off.
     #[cfg(feature = "mongodb")]
     notified_at: Option<Instant>,
@@ -112,15 +118,22 @@ impl<H> LocalWaiters<H> {
                 taken: VecDeque::new(),
             }),
             rescheduled: Notify::new(),
+            stall_detector: OnceLock::new(),
         }
     }
 
+    /// Passes the detector of an event loop that does not respond. Called once.
+    pub(super) fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        let _ = self.stall_detector.set(detector.clone());
+    }
+
     /// Subscribes a waiter to its notifications.
-    pub(super) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> WaiterSubscription<H> {
+    pub(super) fn subscribe(self: &Arc<Self>, claim: &Claim) -> WaiterSubscription<H> {
         let mut state = self.state.lock();
-        let waiter = state.waiters.entry(owner.clone()).or_default();
+        let waiter = state.waiters.entry(claim.owner.clone()).or_default();
         waiter.is_subscribed = true;
-        WaiterSubscription::new(self.clone(), owner.clone(), waiter.notify.clone())
+        waiter.ttl = Some(claim.ttl);
+        WaiterSubscription::new(self.clone(), claim.owner.clone(), waiter.notify.clone())
     }
 
     /// Returns a waiter's number in its queue; 0 without a position.
@@ -137,6 +150,14 @@ impl<H> LocalWaiters<H> {
     #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
     pub(super) fn is_waited_for(&self, key: &Key) -> bool {
         self.state.lock().names.contains_key(key)
+    }
+
+    /// Returns the shortest ttl of the waiters. `None`: no waiter has a subscription.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(super) fn shortest_ttl(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        let ttls = state.waiters.values().filter_map(|waiter| waiter.ttl);
+        ttls.map(|ttl| ttl.duration()).min()
     }
 
     /// Returns the names with waiters in this process.
@@ -171,12 +192,16 @@ impl<H> LocalWaiters<H> {
                 set_at: Instant::now(),
                 #[cfg(feature = "mongodb")]
                 ahead: usize::MAX,
-                _resource: resource(),
+                #[cfg(feature = "mongodb")]
+                polls: false,
+                _resource: None,
             });
             name.waiters += 1;
         }
         if let Some(name) = state.names.get_mut(key) {
             name.set_check(check_at);
+            // The resource of the last attempt replaces earlier ones.
+            name._resource = Some(resource());
         }
         match state.next_check {
             None => {
@@ -300,6 +325,34 @@ impl<H> LocalWaiters<H> {
         if let Some(name) = self.state.lock().names.get_mut(key) {
             name.ahead = ahead;
         }
+    }
+
+    /// Sets whether the waiters of a name poll.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn set_polls(&self, key: &Key, polls: bool) {
+        if let Some(name) = self.state.lock().names.get_mut(key) {
+            name.polls = polls;
+        }
+    }
+
+    /// Whether a waiter polls: its name is polled, or it has no position in a queue, so that it is never notified.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn polls(&self, owner: &OwnerToken) -> bool {
+        let state = self.state.lock();
+        let name = state.waiters.get(owner).and_then(Waiter::name);
+        name.and_then(|name| state.names.get(name))
+            .is_none_or(|name| name.polls)
+    }
+
+    /// Whether no waiter of this process is ahead of this one in the queue of its name.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn is_first(&self, owner: &OwnerToken) -> bool {
+        let state = self.state.lock();
+        let Some((key, number)) = state.waiters.get(owner).and_then(|waiter| waiter.position.as_ref()) else {
+            return true;
+        };
+        let mut positions = state.waiters.values().filter_map(|waiter| waiter.position.as_ref());
+        !positions.any(|(of, earlier)| of == key && earlier < number)
     }
 
     /// Returns the maximum number of waiters of other processes ahead of those of this one.

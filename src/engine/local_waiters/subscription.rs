@@ -23,10 +23,16 @@ impl<H> WaiterSubscription<H> {
         WaiterSubscription { waiters, owner, notify }
     }
 
-    /// Whether the waiter has a position in a queue. Without one it is never notified.
+    /// Whether the waiter polls.
     #[cfg(feature = "mongodb")]
-    pub(in crate::engine) fn is_queued(&self) -> bool {
-        self.waiters.number(&self.owner) > 0
+    pub(in crate::engine) fn polls(&self) -> bool {
+        self.waiters.polls(&self.owner)
+    }
+
+    /// Whether no waiter of this process is ahead of it.
+    #[cfg(feature = "mongodb")]
+    pub(in crate::engine) fn is_first(&self) -> bool {
+        self.waiters.is_first(&self.owner)
     }
 }
 

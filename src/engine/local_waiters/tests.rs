@@ -1,6 +1,17 @@
 //! Checks in time, and grants that have ended.
 
 use super::*;
+use crate::model::Process;
+
+fn claim(key: &Key, ttl: Duration) -> Claim {
+    let process = Arc::new(Process::current());
+    Claim::new(
+        std::slice::from_ref(key),
+        OwnerToken::fresh(),
+        Ttl::clamped(ttl),
+        process,
+    )
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_end_that_a_heartbeat_reports_is_checked_in_time() {
@@ -49,8 +60,9 @@ async fn a_grant_that_has_ended_is_not_taken_and_its_waiter_keeps_its_number() {
     use crate::engine::Subscription;
     use crate::model::Fence;
     let waiters = Arc::new(LocalWaiters::<()>::new());
-    let (owner, key) = (OwnerToken::fresh(), Key::new("n").unwrap());
-    let mut subscription = waiters.subscribe(&owner);
+    let key = Key::new("n").unwrap();
+    let claim = claim(&key, Duration::from_secs(30));
+    let (owner, mut subscription) = (claim.owner.clone(), waiters.subscribe(&claim));
     let _ = waiters.enter(&owner, &key, 7, None, || ());
     let (fence, second) = (Fence(1), Duration::from_secs(1));
     let hand_off = || HandOff {
@@ -79,8 +91,8 @@ async fn a_waiter_whose_attempt_releases_what_it_holds_takes_no_grant() {
     use crate::engine::Subscription;
     use crate::model::Fence;
     let waiters = Arc::new(LocalWaiters::<()>::new());
-    let owner = OwnerToken::fresh();
-    let mut subscription = waiters.subscribe(&owner);
+    let claim = claim(&Key::new("n").unwrap(), Duration::from_secs(30));
+    let (owner, mut subscription) = (claim.owner.clone(), waiters.subscribe(&claim));
     let hand_off = HandOff {
         fence: Fence(1),
         until: Moment::now() + Duration::from_secs(1),
@@ -92,4 +104,34 @@ async fn a_waiter_whose_attempt_releases_what_it_holds_takes_no_grant() {
     assert!(waiters.grant(&owner, hand_off));
     subscription.changed().await;
     assert_eq!(subscription.take_hand_off(), None, "after");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_heartbeats_are_sent_for_an_event_loop_that_has_not_responded_for_a_third_of_the_ttl() {
+    let waiters = Arc::new(LocalWaiters::<()>::new());
+    let detector = Arc::new(StallDetector::new(|| {}));
+    waiters.watch_event_loop(&detector);
+    let mut subscriptions = Vec::new();
+    for (name, ttl_s) in [("short", 3), ("long", 30)] {
+        let key = Key::new(name).unwrap();
+        let claim = claim(&key, Duration::from_secs(ttl_s));
+        subscriptions.push(waiters.subscribe(&claim));
+        let _ = waiters.enter(&claim.owner, &key, 1, None, || ());
+    }
+    let sent = Mutex::new(HashMap::<String, u32>::new());
+    let count = |name: &str| sent.lock().get(name).copied().unwrap_or_default();
+    let mut heartbeats = Box::pin(waiters.run_heartbeats(|names| {
+        for name in names {
+            *sent.lock().entry(name.as_str().to_owned()).or_default() += 1;
+        }
+    }));
+    let _ = tokio::time::timeout(Duration::from_secs(7), &mut heartbeats).await;
+    assert_eq!(count("short"), 1, "the first one sends the ping");
+    assert_eq!(count("long"), 3);
+    let _ = tokio::time::timeout(Duration::from_secs(10), &mut heartbeats).await;
+    let before = count("long");
+    assert!(before < 8, "{before}");
+    detector.responded();
+    let _ = tokio::time::timeout(Duration::from_secs(3), &mut heartbeats).await;
+    assert_eq!((count("short"), count("long")), (2, before + 2));
 }

@@ -82,6 +82,7 @@ impl Engine for MemoryEngine {
                 }
                 let key = claim.keys()[index].clone();
                 if let Some(liveness) = liveness {
+                    state.reserve(claim, index, liveness);
                     state.enqueue(claim, &key, liveness);
                 }
                 Ok(Acquired::Held {
@@ -157,7 +158,9 @@ impl Engine for MemoryEngine {
     async fn force_release(&self, key: &Key) -> Result<bool> {
         let mut state = self.lock();
         let is_held = state.live_lease(key).is_some();
-        state.held.remove(key);
+        if is_held {
+            state.held.remove(key);
+        }
         state.wake_first(key);
         Ok(is_held)
     }

@@ -34,6 +34,8 @@ pub(super) struct State {
 pub(super) struct Held {
     /// `None` after a release that keeps the name busy (`minHoldMs`).
     pub(super) owner: Option<OwnerToken>,
+    /// Whether the name is only reserved for a waiter of several names, which waits for a later one.
+    is_reserved: bool,
     pub(super) until: Moment,
     fence: Fence,
     pub(super) holder: Holder,
@@ -62,9 +64,14 @@ impl State {
         SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + self.advanced
     }
 
+    /// Returns the lease or reservation of a name, unless it has expired.
+    fn live_hold(&self, key: &Key) -> Option<&Held> {
+        self.held.get(key).filter(|held| !held.until.is_past())
+    }
+
     /// Returns the lease of a name, unless it has expired.
     pub(super) fn live_lease(&self, key: &Key) -> Option<&Held> {
-        self.held.get(key).filter(|held| !held.until.is_past())
+        self.live_hold(key).filter(|held| !held.is_reserved)
     }
 
     /// Whether `owner` holds a name.
@@ -94,12 +101,17 @@ impl State {
                 .waiters_before(key, number)
                 .map(|waiter| waiter.alive_until.remaining());
             let first_ahead = ahead.next();
+            let is_own = |held: &Held| held.owner.as_ref() == Some(&claim.owner);
+            let lease = self.live_hold(key);
             NameState {
-                lease: self.live_lease(key).map(|held| HeldLease {
-                    is_own: held.owner.as_ref() == Some(&claim.owner),
-                    remaining: held.until.remaining(),
-                    fence: held.fence.0,
-                }),
+                // A reservation for this claim does not count.
+                lease: lease
+                    .filter(|held| !(held.is_reserved && is_own(held)))
+                    .map(|held| HeldLease {
+                        is_own: is_own(held),
+                        remaining: held.until.remaining(),
+                        fence: held.fence.0,
+                    }),
                 first_ahead,
                 last_ahead: ahead.next_back().or(first_ahead),
             }
@@ -119,6 +131,7 @@ impl State {
             let own = self.live_lease(key);
             let held = Held {
                 owner: Some(claim.owner.clone()),
+                is_reserved: false,
                 // A retry may arrive after the lease was extended.
                 until: own.map_or(until, |own| own.until.max(until)),
                 fence,
@@ -133,7 +146,29 @@ impl State {
         self.leave_queue(&claim.owner);
     }
 
-    /// Releases a name of `owner`. With `keep` over zero, the name stays busy for that time.
+    /// Reserves the names of a waiter before `busy`, which it waits for, and removes its reservations of later ones.
+    pub(super) fn reserve(&mut self, claim: &Claim, busy: usize, liveness: Duration) {
+        let (before, after) = claim.keys().split_at(busy);
+        for key in before {
+            let reservation = Held {
+                owner: Some(claim.owner.clone()),
+                is_reserved: true,
+                until: Moment::now() + liveness,
+                fence: Fence::NONE,
+                holder: Holder {
+                    process: Process::clone(&claim.process),
+                    since_ms: 0,
+                },
+                metadata: None,
+            };
+            self.held.insert(key.clone(), reservation);
+        }
+        for key in after {
+            self.release(key, &claim.owner, Duration::ZERO);
+        }
+    }
+
+    /// Releases a name of `owner`, also one that is reserved for it. With `keep` over zero, the name stays busy for that time.
     pub(super) fn release(&mut self, key: &Key, owner: &OwnerToken, keep: Duration) -> Released {
         let is_held = self.is_held_by(key, owner);
         match self.held.get_mut(key).filter(|held| held.owner.as_ref() == Some(owner)) {
@@ -191,7 +226,7 @@ impl State {
                 self.queues.remove(&key);
             }
         }
-        if self.live_lease(&key).is_none() {
+        if self.live_hold(&key).is_none() {
             self.wake_first(&key);
         }
     }
@@ -211,20 +246,20 @@ impl State {
 
     /// Returns when the next lease expires.
     pub(super) fn next_expiry(&self) -> Option<Moment> {
-        let ends = self.held.values().map(|held| held.until);
-        ends.filter(|until| !until.is_past()).min()
+        let leases = self.held.values().filter(|held| !held.is_reserved);
+        leases.map(|held| held.until).filter(|until| !until.is_past()).min()
     }
 
     /// Moves the clock forward: every lease ends earlier by that much.
     ///
     /// # Behavior
-    /// Positions in the queues stay alive, because the waiters would have made attempts in that time.
+    /// Positions in the queues and reservations stay alive, because the waiters would have made attempts in that time.
     pub(super) fn advance(&mut self, by: Duration) {
         self.advanced += by;
-        for held in self.held.values_mut() {
+        for held in self.held.values_mut().filter(|held| !held.is_reserved) {
             held.until = held.until - by;
         }
-        for key in self.queues.keys().filter(|key| self.live_lease(key).is_none()) {
+        for key in self.queues.keys().filter(|key| self.live_hold(key).is_none()) {
             self.wake_first(key);
         }
     }
@@ -233,7 +268,7 @@ impl State {
     pub(super) fn is_settled(&self) -> bool {
         let waits = |owner| self.subscribers.contains_key(owner);
         let first = |key| self.waiters_before(key, u64::MAX).next();
-        let is_served = |key| self.live_lease(key).is_some() || !first(key).is_some_and(|first| waits(&first.owner));
+        let is_served = |key| self.live_hold(key).is_some() || !first(key).is_some_and(|first| waits(&first.owner));
         let is_received = |key| {
             let owner = self.live_lease(key).and_then(|held| held.owner.as_ref());
             !owner.is_some_and(waits)

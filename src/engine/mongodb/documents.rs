@@ -12,7 +12,7 @@ use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 use serde::de::IgnoredAny;
 
 use super::ops::clock_offset::EstimatedEnd;
-use super::ops::fence::{Clock, Stamp};
+use super::ops::fence::Stamp;
 use super::queue::pipelines;
 use crate::engine::mongodb::fields::{
     AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE, WAITING,
@@ -312,15 +312,13 @@ pub(super) fn id(document: &Document) -> Option<&str> {
 }
 
 /// Returns the public data of a document.
-pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
+pub(super) fn info(name: &str, document: &Document) -> LockInfo {
     // A reservation still has the data of the earlier holder.
     let ours = document.get_str(OWNER).is_ok() && !document.contains_key(RESERVED);
     LockInfo {
         name: name.to_owned(),
         remaining: remaining(document),
-        fence: Stamp::of(document)
-            .filter(|_| ours)
-            .and_then(|stamp| stamp.fence(clock)),
+        fence: Stamp::of(document).filter(|_| ours).and_then(|stamp| stamp.fence()),
         holder: document.get_document(HOLDER).ok().and_then(holder).filter(|_| ours),
         metadata: document
             .get_str(METADATA)
@@ -388,7 +386,7 @@ mod tests {
     #[test]
     fn a_gist_document_has_only_an_end() {
         let gist = doc! { "_id": "n", "end": DateTime::from_millis(5000), "now": DateTime::from_millis(3000) };
-        let info = info("n", &gist, Clock::Cluster);
+        let info = info("n", &gist);
         assert_eq!(info.remaining, Some(Duration::from_secs(2)));
         assert_eq!((info.fence, info.holder, info.metadata), (None, None, None));
         assert_eq!(

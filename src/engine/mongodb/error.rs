@@ -19,15 +19,19 @@ pub(crate) const CONNECT: &str = "connect";
 const DUPLICATE_KEY: i32 = 11000;
 const UNAUTHORIZED: i32 = 13;
 const AUTHENTICATION_FAILED: i32 = 18;
+/// WriteConcernFailed: the members did not confirm a write within its `wtimeout`.
+const UNCONFIRMED: i32 = 64;
+/// UnsatisfiableWriteConcern: the set has too few members for the write concern.
+pub(super) const UNSATISFIABLE: i32 = 100;
 
 /// Codes of transient errors: elections, shutdowns, start-up, errors between the members, timeouts, overload.
-const TRANSIENT: [i32; 28] = [
-    6,     // HostUnreachable
-    7,     // HostNotFound
-    24,    // LockTimeout
-    43,    // CursorNotFound
-    50,    // MaxTimeMSExpired
-    64,    // WriteConcernFailed: the members did not acknowledge within wtimeoutMS
+const TRANSIENT: [i32; 29] = [
+    6,  // HostUnreachable
+    7,  // HostNotFound
+    24, // LockTimeout
+    43, // CursorNotFound
+    50, // MaxTimeMSExpired
+    UNCONFIRMED,
     89,    // NetworkTimeout
     91,    // ShutdownInProgress
     94,    // NotYetInitialized
@@ -50,6 +54,7 @@ const TRANSIENT: [i32; 28] = [
     13388, // StaleConfig
     13435, // NotPrimaryNoSecondaryOk
     13436, // NotPrimaryOrSecondary
+    16500, // RequestRateTooLarge of Azure Cosmos DB, and of other servers that limit requests
 ];
 
 /// Codes of a server without change streams: CommandNotFound, CommandNotSupported, FailedToParse of an unknown stage, and "only
@@ -76,7 +81,9 @@ impl Failure {
     /// Returns the failure as an error of the trait.
     pub(super) fn during(self, op: &'static str) -> EngineError {
         let is_unsent = self.is_server_selection() || matches!(*self.0.kind, ErrorKind::ConnectionPoolCleared { .. });
-        let error = EngineError::new(ENGINE, op, self.retryable(), self);
+        // An engine that has connected has valid settings: a certificate that is refused later is being replaced.
+        let retryable = self.retryable() || (op != CONNECT && self.is_of_connection());
+        let error = EngineError::new(ENGINE, op, retryable, self);
         if is_unsent { error.not_sent() } else { error }
     }
 
@@ -96,6 +103,29 @@ impl Failure {
                     || self.code().is_some_and(|code| TRANSIENT.contains(&code))
             }
         }
+    }
+
+    /// Whether no connection could be opened, or one broke.
+    fn is_of_connection(&self) -> bool {
+        matches!(*self.0.kind, ErrorKind::Io(_)) || self.is_server_selection()
+    }
+
+    /// Whether this process has no file descriptor left.
+    pub(super) fn is_out_of_descriptors(&self) -> bool {
+        let ErrorKind::Io(error) = &*self.0.kind else {
+            return false;
+        };
+        // EMFILE and ENFILE. An error with an added text has no number.
+        let text = error.to_string();
+        cfg!(unix)
+            && ["(os error 24)", "(os error 23)"]
+                .iter()
+                .any(|number| text.contains(number))
+    }
+
+    /// Whether the members of the replica set did not confirm a write in time.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.code() == Some(UNCONFIRMED)
     }
 
     /// Whether a document of this name exists. (A unique index of another tool has the same code: this is a failure, not an
@@ -247,6 +277,12 @@ impl fmt::Display for Failure {
                 Some(error) => write!(f, "{} (code {})", error.message, error.code),
                 None => f.write_str("some documents could not be written"),
             },
+            ErrorKind::Write(WriteFailure::WriteConcernError(error)) if error.code == UNCONFIRMED => write!(
+                f,
+                "too few members of the replica set confirmed the write in time: check that the majority of those with data is up \
+                 ({}, code {})",
+                error.message, error.code
+            ),
             ErrorKind::Write(WriteFailure::WriteConcernError(error)) => {
                 write!(
                     f,
@@ -308,7 +344,27 @@ mod tests {
             )
             .retryable()
         );
+        let refused = || {
+            io(
+                std::io::ErrorKind::InvalidData,
+                "invalid peer certificate: certificate expired",
+            )
+        };
+        assert!(!refused().during(CONNECT).retryable, "a wrong setting");
+        assert!(
+            refused().during("renew").retryable,
+            "the certificate is being exchanged"
+        );
         assert!(!Failure(Error::custom("anything else")).retryable());
         assert!(Failure::without_tokens().retryable());
+        assert!(TRANSIENT.contains(&16500));
+        let no_descriptor = std::io::Error::from_raw_os_error(24).to_string();
+        for text in [
+            &*no_descriptor,
+            &format!("tls.ca cannot be written to /tmp/x: {no_descriptor}"),
+        ] {
+            assert!(io(std::io::ErrorKind::Other, text).is_out_of_descriptors() || cfg!(not(unix)));
+        }
+        assert!(!io(std::io::ErrorKind::NotFound, "not found (os error 2)").is_out_of_descriptors());
     }
 }

@@ -41,7 +41,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mongodb::Collection;
 use mongodb::bson::Document;
-use mongodb::options::WriteConcern;
 
 pub use self::config::MongodbConfig;
 use self::connection::clock::SharedReading;
@@ -49,13 +48,14 @@ use self::connection::pool::{Class, Pool};
 use self::error::{ENGINE, Failure};
 use self::ops::attempts::UnsettledAttempts;
 use self::ops::clock_offset::ClockOffset;
-use self::ops::fence::Clock;
+use self::ops::fence::ServerClock;
 use self::queue::Queue;
 use self::queue::poll::Poll;
 use self::ttl_index::TtlIndex;
 use self::unwritten_tokens::UnwrittenTokens;
 use super::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
 /// The result of a call of the driver.
 type Outcome<T> = std::result::Result<T, Failure>;
@@ -71,14 +71,12 @@ pub struct Core {
     attempts: Arc<UnsettledAttempts>,
     index: Arc<TtlIndex>,
     prefix: String,
-    clock: Clock,
+    clock: ServerClock,
     clock_offset: ClockOffset,
     reading: SharedReading,
     /// The tokens of grants that were one write. `None`: every grant has a stamp, because the reply to a write does not prove the
     /// token (a standalone server, a sharded cluster).
     unwritten: Option<Arc<UnwrittenTokens>>,
-    /// The write concern of releases, if it differs from that of other writes.
-    release_concern: Option<WriteConcern>,
     /// The queues. `None`: a standalone server, which has no change streams.
     queue: Option<Arc<Queue>>,
 }
@@ -101,6 +99,11 @@ impl Core {
     /// Returns the collection, with the write concern of the URL (default: majority) and reads from the primary.
     fn locks(&self) -> Collection<Document> {
         self.pool.locks()
+    }
+
+    /// Returns the same collection with the write concern of releases.
+    fn releases(&self) -> Collection<Document> {
+        self.pool.releases()
     }
 
     fn id(&self, key: &Key) -> String {
@@ -131,6 +134,12 @@ impl Engine for MongodbEngine {
 
     fn ordered(&self) -> bool {
         self.queue.is_some()
+    }
+
+    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        if let Some(queue) = &self.queue {
+            queue.known.watch_event_loop(detector);
+        }
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
@@ -180,7 +189,7 @@ impl Engine for MongodbEngine {
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
         Ok(match &self.queue {
-            Some(queue) => Box::new(queue.subscribe(&claim.owner)),
+            Some(queue) => Box::new(queue.subscribe(claim)),
             None => Box::new(Poll::default()),
         })
     }
@@ -203,7 +212,7 @@ impl Engine for MongodbEngine {
         let (core, key) = (self.0.clone(), key.clone());
         let release = || async move { core.force_release(&key).await };
         let released = self.pool.call(Class::Release, release).await;
-        released.map_err(|failure| failure.during("force_release"))
+        released.map_err(|failure| failure.during("forceRelease"))
     }
 
     async fn close(&self) {

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Document, doc};
 use mongodb::options::IndexOptions;
 use mongodb::{Collection, IndexModel};
 
 use super::Outcome;
 use super::connection::pool::{Class, Pool};
+use super::connection::session::one_member;
 use super::error::{CONNECT, ENGINE, Failure};
 use crate::clock::Moment;
 use crate::engine::Result;
@@ -31,27 +32,29 @@ const WANTED: &str = "the TTL index { expiresAt: 1 } with expireAfterSeconds: 0"
 ///
 /// # Behavior
 /// An existing one may have any name. A user without the right to create it needs an existing one. For a user without the rights
-/// to create and to list indexes, logs a warning: locks work without the index.
+/// to create and to list indexes, logs a warning: locks work without the index. The server does nothing where it exists, and the
+/// index need not wait for the other members, which may be down.
 ///
 /// # Errors
-/// Not retryable when another index is in the way, when there is no index and the user may not create it, and when the user may
-/// not write.
+/// Not retryable when another index is in the way, when there is no index and the user may not create it.
 pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
     let options = IndexOptions::builder().expire_after(Duration::ZERO).build();
     let index = IndexModel::builder()
         .keys(doc! { EXPIRES_AT: 1 })
         .options(options)
         .build();
-    let failure = match locks.create_index(index).await.map_err(Failure) {
+    let failure = match locks
+        .create_index(index)
+        .write_concern(one_member())
+        .await
+        .map_err(Failure)
+    {
         Ok(_) => return Ok(()),
         Err(failure) => failure,
     };
     let is_in_the_way = matches!(failure.code(), Some(OTHER_OPTIONS | OTHER_KEYS));
     if !is_in_the_way && !failure.is_unauthorized() {
         return Err(failure.during(CONNECT));
-    }
-    if failure.is_unauthorized() {
-        may_write(locks).await.map_err(|failure| failure.during(CONNECT))?;
     }
     let collection = locks.name();
     let message = match exists(locks).await {
@@ -133,11 +136,4 @@ impl TtlIndex {
 
 async fn list(locks: &Collection<Document>) -> Outcome<Vec<IndexModel>> {
     Ok(locks.list_indexes().await?.try_collect().await?)
-}
-
-/// Checks the right to write, by an update that matches no document.
-async fn may_write(locks: &Collection<Document>) -> Outcome<()> {
-    let nothing = doc! { "_id": { "$in": Vec::<Bson>::new() } };
-    locks.update_one(nothing, doc! { "$unset": { EXPIRES_AT: 1 } }).await?;
-    Ok(())
 }

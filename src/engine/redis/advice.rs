@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use redis::RedisError;
+use redis::{RedisError, Value};
 use rustls::{AlertDescription, Error as TlsError};
 
 use crate::engine::tls::CertificateFault;
@@ -29,6 +29,8 @@ pub(super) enum Kind {
     Sentinel,
     /// A node of a cluster, for the URL of a server.
     ClusterNode,
+    /// A server, for the URL of a cluster.
+    NotInCluster,
 }
 
 impl fmt::Display for WrongServer {
@@ -46,6 +48,7 @@ impl fmt::Display for WrongServer {
                 "is a Redis Sentinel, which stores no locks: use redis+sentinel://HOST:PORT/MASTER, with the name of the \
                  master, or the address of the Redis server"
             }
+            Kind::NotInCluster => "is not a node of a Redis Cluster: use redis://HOST:PORT",
             Kind::ClusterNode => {
                 "is a node of a Redis Cluster, and serves only a part of the names: use redis+cluster://HOST:PORT"
             }
@@ -63,7 +66,12 @@ const WRONG_SENTINEL_PASSWORD: &str = "check sentinelUsername and sentinelPasswo
                                        characters are percent-encoded";
 const NO_DATABASE: &str = "the server does not have the database in the URL; its setting \"databases\" is the number of \
                            databases, which are numbered from 0";
-const NO_CLUSTER: &str = "the server is not in a cluster: use redis://HOST:PORT";
+const NO_HELLO: &str = "Redis 6.2 or newer with the command HELLO is needed, which this server does not have: remove rename-command for \
+                        HELLO in its configuration";
+const NO_COMMAND: &str = "locks need this command: remove its rename-command in the configuration of the server";
+const NO_KEYS: &str = "the user needs the keys that begin with the keyPrefix and those that begin with holdfast:, by default ~lock:* \
+                       and ~holdfast:*";
+const NO_CHANNELS: &str = "the user needs the channels that begin with holdfast:, &holdfast:*";
 const NO_SENTINEL: &str = "the server is no Redis Sentinel: use the address of a Sentinel (default port 26379), or use redis://HOST:PORT for the server itself";
 const UNTRUSTED: &str = "the certificate of the server is from an authority that is not trusted here: set tls.caFile or \
                          tls.ca to the certificate of that authority";
@@ -81,10 +89,19 @@ pub(super) fn advice(error: &RedisError) -> Option<&'static str> {
         "NOAUTH" => Some(NO_PASSWORD),
         "WRONGPASS" => Some(WRONG_PASSWORD),
         _ if detail.contains("DB index is out of range") => Some(NO_DATABASE),
-        _ if detail.contains("cluster support disabled") => Some(NO_CLUSTER),
-        _ if detail.starts_with("unknown command") && detail.to_ascii_uppercase().contains("SENTINEL") => {
-            Some(NO_SENTINEL)
+        _ if ["access a key", "access one of the keys"]
+            .iter()
+            .any(|text| detail.contains(text)) =>
+        {
+            Some(NO_KEYS)
         }
+        _ if detail.contains("access a channel") => Some(NO_CHANNELS),
+        _ if error.kind() == redis::ErrorKind::RESP3NotSupported => Some(NO_HELLO),
+        _ if detail.starts_with("unknown command") => match detail.to_ascii_uppercase() {
+            command if command.contains("SENTINEL") => Some(NO_SENTINEL),
+            command if command.contains("HELLO") => Some(NO_HELLO),
+            _ => Some(NO_COMMAND),
+        },
         _ => None,
     }
 }
@@ -102,6 +119,20 @@ fn of_tls(error: &TlsError) -> Option<&'static str> {
 
 fn tls_error(error: &RedisError) -> Option<&TlsError> {
     super::error::io_error(error)?.get_ref()?.downcast_ref()
+}
+
+/// Returns an error without the arguments of the refused command, which the server repeats for an unknown one: they may be a
+/// login. Every error of the driver passes through here before it is shown or becomes the cause of another one.
+pub(super) fn without_arguments(error: RedisError) -> RedisError {
+    let repeats = |detail: &str| detail.find("with args beginning with");
+    let (Some(code), Some(detail)) = (error.code(), error.detail()) else {
+        return error;
+    };
+    let Some(at) = repeats(detail) else { return error };
+    let line = format!("-{code} {}\r\n", detail[..at].trim_end_matches([' ', ',']));
+    let cut = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);
+    // A line that begins with a minus sign is an error.
+    cut.err().unwrap_or_else(super::error::broken)
 }
 
 /// Writes an error of the driver or of the server in its own words, and what to do about it.

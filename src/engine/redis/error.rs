@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
-use super::advice::{WrongServer, explain, explain_sentinel};
+use super::advice::{Kind, WrongServer, explain, explain_sentinel, without_arguments};
 use crate::error::EngineError;
 
 /// The engine's name in errors.
@@ -22,6 +22,8 @@ pub(super) enum Failure {
     Call(RedisError),
     /// The server sent a reply that the command or script does not have.
     Unexpected(&'static str),
+    /// The server refuses a command that locks need: the command, and the error.
+    Refused { command: String, error: String },
     /// The server is not what the URL says.
     WrongServer(WrongServer),
     /// The caller's function gave no login for a new connection.
@@ -47,13 +49,28 @@ impl Failure {
     pub(super) fn connect(address: &Arc<str>, error: RedisError) -> Self {
         Failure::Connect {
             address: address.clone(),
-            error,
+            error: without_arguments(error),
         }
     }
 
     /// Creates the failure of a call without a reply in time.
     pub(super) fn timed_out() -> Self {
         Failure::Call(io::Error::from(io::ErrorKind::TimedOut).into())
+    }
+
+    /// Returns the failure of a request about the cluster. Explains that of a server without cluster mode.
+    pub(super) fn in_cluster(self, address: &str) -> Self {
+        match &self {
+            Failure::Call(error)
+                if error
+                    .detail()
+                    .is_some_and(|text| text.contains("cluster support disabled")) =>
+            {
+                let (address, kind) = (address.into(), Kind::NotInCluster);
+                Failure::WrongServer(WrongServer { address, kind })
+            }
+            _ => self,
+        }
     }
 
     /// Returns the error of a cluster's node that does not serve a slot: its code, and the address (if it has one) with the
@@ -71,7 +88,9 @@ impl Failure {
             self,
             Failure::Connect { .. } | Failure::NoMaster(_) | Failure::NoLogin(_) | Failure::Unserved
         );
-        let error = EngineError::new(ENGINE, op, self.retryable(), self);
+        // With settings that worked before, a later call may succeed: the certificates may be exchanged now.
+        let retryable = self.retryable() || op != "connect" && self.is_of_tls();
+        let error = EngineError::new(ENGINE, op, retryable, self);
         if is_unsent { error.not_sent() } else { error }
     }
 
@@ -83,7 +102,26 @@ impl Failure {
             Failure::Replicas { .. } | Failure::Unserved | Failure::Moving | Failure::TooSlow | Failure::NoLogin(_) => {
                 true
             }
-            Failure::Unexpected(_) | Failure::WrongServer(_) | Failure::TooOld(_) | Failure::Closed => false,
+            Failure::Unexpected(_)
+            | Failure::Refused { .. }
+            | Failure::WrongServer(_)
+            | Failure::TooOld(_)
+            | Failure::Closed => false,
+        }
+    }
+
+    /// Whether it is an error of TLS, of the server or of each sentinel.
+    fn is_of_tls(&self) -> bool {
+        let is_of_tls = |error: &RedisError| {
+            let io = io_error(error).and_then(io::Error::get_ref);
+            io.is_some_and(|inner| inner.is::<rustls::Error>())
+        };
+        match self {
+            Failure::Connect { error, .. } | Failure::Call(error) => is_of_tls(error),
+            Failure::NoMaster(NoMaster::Unnamed(_, refusals)) => refusals
+                .iter()
+                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if is_of_tls(error))),
+            _ => false,
         }
     }
 
@@ -97,6 +135,11 @@ impl Failure {
         matches!(self, Failure::Call(error) if matches!(code(error), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
     }
 
+    /// Whether a node of a cluster did not execute the call because the keys of a name are not all on the same node.
+    pub(super) fn is_split(&self) -> bool {
+        matches!(self, Failure::Call(error) if code(error) == "TRYAGAIN")
+    }
+
     /// Whether a key has a type other than string.
     pub(super) fn is_wrong_type(&self) -> bool {
         matches!(self, Failure::Call(error) if code(error) == "WRONGTYPE")
@@ -105,7 +148,7 @@ impl Failure {
 
 impl From<RedisError> for Failure {
     fn from(error: RedisError) -> Self {
-        Failure::Call(error)
+        Failure::Call(without_arguments(error))
     }
 }
 
@@ -119,13 +162,22 @@ impl fmt::Display for Failure {
             Failure::Call(error) => {
                 f.write_str(match code(error) {
                     "WRONGTYPE" => "a key of the lock has a value of another type: ",
-                    "MOVED" | "ASK" | "CROSSSLOT" => "the server is a node of a Redis Cluster (use redis+cluster://): ",
+                    "MOVED" | "ASK" => "the server is a node of a Redis Cluster (use redis+cluster://): ",
+                    "CROSSSLOT" => {
+                        "the server has several shards behind one address (add ?sharded=true to the URL), or is a node of a Redis \
+                         Cluster (use redis+cluster://): "
+                    }
+                    "TRYAGAIN" => {
+                        "the slot of the name is moving to another node of the cluster, or the move was interrupted (see \
+                         redis-cli --cluster check, and end it with --cluster fix): "
+                    }
                     "NOPERM" => "the server's ACL forbids it: ",
                     _ => "",
                 })?;
                 explain(error, f)
             }
             Failure::Unexpected(what) => write!(f, "unexpected reply from Redis to {what}"),
+            Failure::Refused { command, error } => write!(f, "the server refuses {command}, which locks need: {error}"),
             Failure::WrongServer(wrong) => wrong.fmt(f),
             Failure::NoLogin(why) => write!(f, "no login for a new connection: {why}"),
             Failure::TooOld(version) => {
@@ -298,92 +350,4 @@ pub(super) fn is_forbidden(error: &RedisError) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn server(line: &str) -> RedisError {
-        redis::parse_redis_value(format!("-{line}\r\n").as_bytes())
-            .unwrap()
-            .extract_error()
-            .unwrap_err()
-    }
-
-    #[test]
-    fn what_passes_is_retryable() {
-        for line in [
-            "LOADING Redis is loading the dataset in memory",
-            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
-            "OOM command not allowed when used memory > 'maxmemory'. script: 1b, on @user_script:38.",
-            "READONLY You can't write against a read only replica. script: 1b, on @user_script:38.",
-            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
-            "TRYAGAIN Multiple keys request during rehashing of slot",
-            "CLUSTERDOWN Hash slot not served",
-            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
-            "NOREPLICAS Not enough good replicas to write.",
-            "ERR max number of clients reached",
-            "ERR Error running script (call to f_1b): @user_script:38: -READONLY You can't write against a read only replica.",
-            "ERR Error running script (call to f_1b): @user_script:38: @user_script: 38: -OOM command not allowed",
-        ] {
-            assert!(Failure::Call(server(line)).retryable(), "{line}");
-        }
-        for kind in [
-            io::ErrorKind::ConnectionRefused,
-            io::ErrorKind::TimedOut,
-            io::ErrorKind::BrokenPipe,
-        ] {
-            assert!(Failure::Call(io::Error::from(kind).into()).retryable(), "{kind}");
-        }
-        assert!(Failure::Call(io::Error::other("failed to lookup address information").into()).retryable());
-    }
-
-    #[test]
-    fn what_a_human_mends_is_not() {
-        for line in [
-            "NOAUTH Authentication required.",
-            "WRONGPASS invalid username-password pair or user is disabled.",
-            "NOPERM this user has no permissions to run the 'evalsha' command",
-            "WRONGTYPE Operation against a key holding the wrong kind of value script: 1b, on @user_script:18.",
-            "ERR Error running script (call to f_1b): @user_script:18: WRONGTYPE Operation against a key",
-            "ERR The user executing the script can't publish to the channel mentioned in the command script: c6",
-            "ERR unknown command 'EVALSHA'",
-            "MOVED 3999 127.0.0.1:6381",
-            "CROSSSLOT Keys in request don't hash to the same slot",
-            "NOPROTO unsupported protocol version",
-        ] {
-            assert!(!Failure::Call(server(line)).retryable(), "{line}");
-        }
-        let tls = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
-        assert!(!Failure::Call(io::Error::new(io::ErrorKind::InvalidData, tls).into()).retryable());
-    }
-
-    #[test]
-    fn messages_are_the_servers_own_words() {
-        let line = "WRONGTYPE Operation against a key holding the wrong kind of value";
-        let shown = Failure::Call(server(line)).during("acquire").to_string();
-        assert_eq!(
-            shown,
-            format!("redis: acquire failed: a key of the lock has a value of another type: {line}")
-        );
-        let refused = io::Error::from(io::ErrorKind::ConnectionRefused).into();
-        let shown = Failure::Connect {
-            address: "h:1".into(),
-            error: refused,
-        }
-        .during("renew")
-        .to_string();
-        assert_eq!(shown, "redis: renew failed: no connection to h:1: connection refused");
-    }
-
-    #[test]
-    fn a_connection_to_a_replica_or_of_an_unknown_user_is_unusable() {
-        assert!(spoils_connection(&server(
-            "READONLY You can't write against a read only replica."
-        )));
-        assert!(spoils_connection(&server("NOAUTH Authentication required.")));
-        assert!(spoils_connection(&io::Error::from(io::ErrorKind::BrokenPipe).into()));
-        assert!(!spoils_connection(&server("NOPERM this user has no permissions")));
-        assert!(!spoils_connection(&server(
-            "LOADING Redis is loading the dataset in memory"
-        )));
-    }
-}
+mod tests;

@@ -13,10 +13,11 @@
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
 //!     ~lock:* ~holdfast:* &holdfast:*
 //!     +eval +evalsha +get +set +del +incrby +exists +mget +pttl +pexpire +time +zadd +zrem +zscore +zcount +zrangebyscore +zrevrange
-//!     +publish +subscribe +unsubscribe +scan +select
+//!     +publish +subscribe +unsubscribe +scan +select +info
 //! ```
 //!
-//! `+scan` is for `list` only, and `+select` for a database other than 0. (`HELLO` and `AUTH` need no right.)
+//! `+scan` is for `list` only, `+select` for a database other than 0, and `+info` for the warning of a server that evicts locks.
+//! (`HELLO` and `AUTH` need no right.)
 //! Besides, a user needs
 //!
 //! - under Sentinel: `+role`
@@ -64,7 +65,7 @@ use self::connection::Link;
 use self::connection::probe::explained;
 use self::connection::request::Attempt;
 use self::error::{ENGINE, Failure};
-use self::keys::{FENCE_KEPT_MS, LAST, Layout, Part, RECORD_KEPT_MS};
+use self::keys::{FENCE_KEPT_MS, Layout, Part, RECORD_KEPT_MS};
 use self::ops::contended::Contended;
 use self::ops::dropped::Dropped;
 use self::queue::Waiters;
@@ -74,11 +75,12 @@ use self::topology::failover::FailoverMonitor;
 use self::topology::replicas::Replicated;
 use super::{Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
     route: Route,
-    /// Whether the fencing tokens come from one key for all names. Not in a cluster.
+    /// Whether the fencing tokens come from one key for all names. Not where several servers have the slots.
     counts: bool,
     /// The connection for writes that replicas have to acknowledge.
     replicated: Option<Replicated>,
@@ -107,9 +109,11 @@ impl RedisEngine {
         let route = Route::new(config.clone());
         let replicated =
             (config.min_replicas > 0).then(|| Replicated::new(Link::new(config.clone()), config.min_replicas));
-        explained(&config, route.greet())
+        let server = explained(&config, route.greet())
             .await
             .map_err(|failure| failure.during("connect"))?;
+        let checked = route.check(&server, &config.layout, None).await;
+        checked.map_err(|failure| failure.during("connect"))?;
         match &route {
             // Grants that replicas have to acknowledge do not use it.
             Route::One(link) if replicated.is_none() => link.open_fast_path().await,
@@ -122,14 +126,20 @@ impl RedisEngine {
                     .into_iter()
                     .chain(replicated.as_ref().map(|replicated| &replicated.link))
                     .collect();
-                Some(FailoverMonitor::start(sentinels, &links, config.limit))
+                Some(FailoverMonitor::start(
+                    sentinels,
+                    &links,
+                    config.limit,
+                    config.warnings.clone(),
+                ))
             }
             _ => None,
         };
+        let takes_grants = replicated.is_none() && !config.is_sharded();
         let layout = config.layout;
-        let waiters = Waiters::new(route.clone(), layout.clone(), replicated.is_none());
+        let waiters = Waiters::new(route.clone(), layout.clone(), takes_grants);
         Ok(Arc::new(RedisEngine {
-            counts: !route.is_cluster(),
+            counts: layout.last().is_some(),
             route,
             replicated,
             layout,
@@ -143,11 +153,6 @@ impl RedisEngine {
     /// Returns how long a fence companion outlives its lease, in ms.
     fn fence_lasts(&self) -> u64 {
         if self.counts { RECORD_KEPT_MS } else { FENCE_KEPT_MS }
-    }
-
-    /// Returns the key of the last fencing token of all names, if there is one.
-    fn last(&self) -> Option<&'static str> {
-        self.counts.then_some(LAST)
     }
 
     /// Writes the deferred records, so that `inspect` sees them.
@@ -199,6 +204,10 @@ impl Engine for RedisEngine {
         true
     }
 
+    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        self.waiters.known.watch_event_loop(detector);
+    }
+
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
         let attempt = self.dropped.watch(claim);
         let acquired = self.try_once(claim).await;
@@ -248,7 +257,7 @@ impl Engine for RedisEngine {
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(self.waiters.known.subscribe(&claim.owner)))
+        Ok(Box::new(self.waiters.known.subscribe(claim)))
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
@@ -264,7 +273,7 @@ impl Engine for RedisEngine {
     async fn force_release(&self, key: &Key) -> Result<bool> {
         self.force_release_name(key)
             .await
-            .map_err(|failure| failure.during("force_release"))
+            .map_err(|failure| failure.during("forceRelease"))
     }
 
     async fn close(&self) {

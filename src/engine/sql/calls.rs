@@ -59,7 +59,7 @@ impl Calls {
     async fn call<T>(&self, op: &'static str, job: impl FnOnce(Reply<T>) -> Job) -> Result<T> {
         let (reply, answer) = Reply::new();
         let job = job(reply);
-        // When the engine is closed, the job and its reply are dropped.
+        // When the engine is closed, or a step of its task panics, the job and its reply are dropped.
         if let Some(running) = &*self.running.lock() {
             running.jobs.send(job);
         } else {
@@ -68,7 +68,13 @@ impl Calls {
         let waiting = self.dropped.wait();
         let answer = answer.await;
         waiting.answered();
-        answer.unwrap_or_else(|_| Err(EngineError::new(self.engine, op, false, "this engine is closed")))
+        answer.unwrap_or_else(|_| {
+            let (is_open, text) = match &*self.running.lock() {
+                Some(_) => (true, "a bug in holdfast or in its driver: the call panicked"),
+                None => (false, "this engine is closed"),
+            };
+            Err(EngineError::new(self.engine, op, is_open, text))
+        })
     }
 
     /// Makes attempts in the order of the list, as one job. `copies`: the claims for the job.
@@ -150,14 +156,15 @@ impl Calls {
         self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
     }
 
-    pub(super) async fn list(&self, first: Page, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+    /// `address`: the store's, for errors.
+    pub(super) async fn list(&self, first: Page, page_timeout: Duration, address: &str) -> Result<Vec<LockInfo>> {
         let mut found = Vec::new();
         let mut next = Some(first);
         while let Some(page) = next {
             let answer = self.call("list", |reply| Job::List(page, reply));
             let (leases, after) = timeout(page_timeout, answer)
                 .await
-                .unwrap_or_else(|_| Err(EngineError::no_answer(self.engine, "", "list", page_timeout)))?;
+                .unwrap_or_else(|_| Err(EngineError::no_answer(self.engine, address, "list", page_timeout)))?;
             found.extend(leases);
             next = after;
         }

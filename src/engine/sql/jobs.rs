@@ -4,7 +4,7 @@
 //! to the maximum of the queue. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So renewals and
 //! releases go before everything else, and no part stops another one. In their part renewals go before releases, except that the last
 //! [`SHARE`] claims go to releases first. A job whose caller was dropped is skipped.
-//! `parts.rs`, `statement_cost.rs`: where each part has statements of its own.
+//! `parts.rs`: where each part has statements of its own.
 //!
 //! `overload_queue.rs` decides which attempt is next.
 
@@ -377,7 +377,5 @@ impl Receiver {
 }
 
 mod parts;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(super) mod statement_cost;
 #[cfg(test)]
 mod tests;

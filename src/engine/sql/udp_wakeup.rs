@@ -4,8 +4,9 @@
 //! waiter, with the waiter's position in the queue. A release reads the address of the first waiter in the same transaction,
 //! and sends the number to it after the commit.
 //!
-//! Correctness does not depend on a datagram. When one is lost, or reaches another program that has the port now, the waiter makes
-//! its next attempt later. A false datagram only causes one more attempt.
+//! Correctness does not depend on a datagram. When one is lost, or reaches another program that has the port now, the waiter
+//! makes its next attempt later. (In another container it is always lost, because each one has its own loopback interface. So
+//! SQLite's writer also checks for commits of others while calls wait.) A false datagram only causes one more attempt.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -106,6 +107,18 @@ impl UdpWakeup {
             port: self.socket.get().map(|socket| socket.port),
             id,
         })
+    }
+
+    /// Whether this engine has waiters.
+    pub(super) fn has_waiters(&self) -> bool {
+        !self.waiters.0.lock().ids.is_empty()
+    }
+
+    /// Returns the owners of this engine's waiters, as a JSON array.
+    pub(super) fn owners(&self) -> String {
+        let waiters = self.waiters.0.lock();
+        let owners: Vec<&str> = waiters.ids.values().map(OwnerToken::as_str).collect();
+        format!("[\"{}\"]", owners.join("\",\""))
     }
 
     /// Wakes waiters of this engine or of any other.

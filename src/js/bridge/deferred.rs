@@ -83,13 +83,18 @@ pub(in crate::js) fn to_json(error: &LockError) -> Value {
     })
 }
 
+/// Returns the states of locks as JSON text: an array.
+pub(in crate::js) fn infos_to_json(infos: &[LockInfo]) -> String {
+    infos.iter().map(info_to_json).collect::<Value>().to_string()
+}
+
 /// Returns the state of a lock as JSON.
-pub(in crate::js) fn info_to_json(info: &LockInfo) -> Value {
+fn info_to_json(info: &LockInfo) -> Value {
     json!({
         "name": info.name,
         "remainingMs": info.remaining.map(|remaining| remaining.as_secs_f64() * 1000.0),
         "fencingToken": info.fence.map(|fence| fence.0.to_string()),
-        "holder": info.holder.as_ref().map(|holder| {
+        "holder": info.holder.as_ref().filter(|holder| holder.is_known()).map(|holder| {
             json!({ "host": holder.process.host, "pid": holder.process.pid, "since": holder.since_ms })
         }),
         "metadata": info.metadata,

@@ -14,6 +14,7 @@ mod local_executor;
 pub(super) mod logins;
 mod memory;
 pub(super) mod notifier;
+mod runtime;
 mod shared;
 #[cfg(unix)]
 mod uv_loop;
@@ -43,7 +44,7 @@ use self::logins::Logins;
 use self::memory::{Burst, return_memory};
 use self::shared::{Delivery, Reference, Shared};
 use self::uv_loop::UvLoop;
-use crate::error::{EngineError, LockError};
+use crate::error::{EngineError, LockError, is_passing};
 use crate::event_loop::EventLoop;
 use crate::service::Locks;
 
@@ -90,7 +91,7 @@ impl Bridge {
         if let Some(bridge) = bridge_of(env.raw()) {
             return Ok(bridge);
         }
-        let bridge = Bridge::start(env).map_err(|error| failed("start", &error.reason))?;
+        let bridge = Bridge::start(env)?;
         BRIDGES.with_borrow_mut(|bridges| bridges.push((env.raw(), bridge.clone())));
         Ok(bridge)
     }
@@ -107,45 +108,24 @@ impl Bridge {
         bridge_of(env.raw())
     }
 
-    fn start(env: &Env) -> napi::Result<Rc<Bridge>> {
-        let failed = |error: std::io::Error| napi::Error::from_reason(error.to_string());
+    fn start(env: &Env) -> Result<Rc<Bridge>, LockError> {
         super::pin_library();
         super::debug::start();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(failed)?;
-        let name = env.create_string("holdfast")?;
-        let mut function = ptr::null_mut();
-        // SAFETY: `env` is the live environment of this thread; the function is released in `tear_down`.
-        napi::check_status!(unsafe {
-            sys::napi_create_threadsafe_function(
-                env.raw(),
-                ptr::null_mut(),
-                ptr::null_mut(),
-                name.raw(),
-                0,
-                1,
-                ptr::null_mut(),
-                None,
-                ptr::null_mut(),
-                Some(on_wake),
-                &mut function,
-            )
-        })?;
-        // SAFETY: the function was created just now.
-        unsafe { sys::napi_unref_threadsafe_function(env.raw(), function) };
+        let runtime = runtime::create().map_err(not_started)?;
+        let function = wake_function(env).map_err(|error| failed("start", &error.reason))?;
         let shared = Shared::new(function);
         let executor = LocalExecutor::new(runtime.handle().clone(), shared.clone());
         let io_shared = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("holdfast-io".into())
-            .spawn(move || {
-                runtime.block_on(io_shared.serve());
-                // A lookup of a host name may block a helper thread: the process does not wait for it.
-                runtime.shutdown_background();
-            })
-            .map_err(failed)?;
+        let thread = std::thread::Builder::new().name("holdfast-io".into()).spawn(move || {
+            runtime.block_on(io_shared.serve());
+            // A lookup of a host name may block a helper thread: the process does not wait for it.
+            runtime.shutdown_background();
+        });
+        let thread = thread.map_err(|error| {
+            // SAFETY: the last use of the function.
+            unsafe { sys::napi_release_threadsafe_function(function, sys::ThreadsafeFunctionReleaseMode::abort) };
+            not_started(error)
+        })?;
         let bridge = Rc::new(Bridge {
             shared,
             function,
@@ -293,6 +273,36 @@ impl Bridge {
 /// Creates the error of a failure in this library.
 pub(super) fn failed(op: &'static str, why: &str) -> LockError {
     LockError::store(EngineError::new("holdfast", op, false, why))
+}
+
+/// Creates the error of a runtime or a thread that was not created.
+fn not_started(error: std::io::Error) -> LockError {
+    LockError::store(EngineError::new("holdfast", "start", is_passing(&error), error))
+}
+
+/// Creates the threadsafe function that wakes the event loop. It does not keep the event loop alive.
+fn wake_function(env: &Env) -> napi::Result<sys::napi_threadsafe_function> {
+    let name = env.create_string("holdfast")?;
+    let mut function = ptr::null_mut();
+    // SAFETY: `env` is the live environment of this thread; the function is released in `tear_down`.
+    napi::check_status!(unsafe {
+        sys::napi_create_threadsafe_function(
+            env.raw(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+            name.raw(),
+            0,
+            1,
+            ptr::null_mut(),
+            None,
+            ptr::null_mut(),
+            Some(on_wake),
+            &mut function,
+        )
+    })?;
+    // SAFETY: the function was created just now.
+    unsafe { sys::napi_unref_threadsafe_function(env.raw(), function) };
+    Ok(function)
 }
 
 /// Keeps the process alive while claims are released in the background. Otherwise a process with nothing else to do would

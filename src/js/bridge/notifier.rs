@@ -13,7 +13,8 @@ use super::deferred::to_json;
 use super::shared::{Reference, Shared};
 use crate::engine::Warnings;
 use crate::error::{Code, LockError};
-use crate::service::{Event, EventKind, StallDetector};
+use crate::service::{Event, EventKind};
+use crate::stall_detector::StallDetector;
 
 /// Calls the `notify` function of one service with JSON text: an array of messages.
 pub(in crate::js) struct Notifier {
@@ -61,6 +62,11 @@ impl Notifier {
             "reason": event.reason.as_deref(),
             "code": event.code.map(Code::as_str),
         }));
+    }
+
+    /// Emits a process warning.
+    pub(in crate::js) fn warn(self: &Arc<Self>, text: &str) {
+        self.send(&json!({ "warning": text }));
     }
 
     /// Sends a message that `make` creates on the JavaScript thread.
@@ -120,7 +126,7 @@ impl Drop for Notifier {
 /// Creates the warnings of a service.
 pub(in crate::js) fn warnings(notifier: &Arc<Notifier>) -> Arc<Warnings> {
     let notifier = notifier.clone();
-    Arc::new(Warnings::new(move |text| notifier.send(&json!({ "warning": text }))))
+    Arc::new(Warnings::new(move |text| notifier.warn(text)))
 }
 
 /// Creates the stall detector of a service. Its pings are notices: they do not keep the process alive.

@@ -1,10 +1,14 @@
 //! Reads the holder of a busy name, for `LOCK_TIMEOUT`.
 
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::Acquisition;
-use crate::model::{Key, LockInfo};
+use crate::model::{Fence, Holder, Key, LockInfo};
 use crate::service::options::{HOLDER_TIMEOUT, MIN_STORE_TIMEOUT};
+use crate::service::{Lease, Shared};
 
 /// The name that was busy at the end of a call, and its holder.
 #[derive(Debug)]
@@ -39,11 +43,34 @@ impl Acquisition {
             _ = self.cancelled() => None,
             info = reading => info.ok().and_then(Result::ok).flatten(),
         };
-        let holder = info.as_ref().and_then(|info| info.holder.as_ref());
         BusyLock {
             name: name.clone(),
-            is_own: holder.is_some_and(|holder| holder.process == *shared.process),
+            is_own: info.as_ref().is_some_and(|info| self.is_own(name, info)),
             info,
         }
     }
+
+    /// Whether a service of this process is the holder. Containers may have the same host name and process id: only a lease of this
+    /// process proves it.
+    fn is_own(&self, name: &Key, info: &LockInfo) -> bool {
+        let is_alike = |holder: &Holder| holder.process == *self.shared.process;
+        if !info.holder.as_ref().is_some_and(is_alike) {
+            return false;
+        }
+        // Another store or prefix has another token. It may be unknown on either side.
+        let is_shown = |fence: Fence| fence == Fence::NONE || info.fence.is_none_or(|shown| shown == fence);
+        let is_it = |lease: &Lease| lease.names().contains(name) && is_shown(lease.fence());
+        let services: Vec<_> = SERVICES.lock().iter().filter_map(Weak::upgrade).collect();
+        services.iter().any(|service| service.scheduler.any_held(is_it))
+    }
+}
+
+/// The services of this process.
+static SERVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Adds a service of this process.
+pub(in crate::service) fn add_service(shared: &Arc<Shared>) {
+    let mut services = SERVICES.lock();
+    services.retain(|service| service.strong_count() > 0);
+    services.push(Arc::downgrade(shared));
 }

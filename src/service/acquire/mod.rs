@@ -18,6 +18,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use self::attempt::AttemptOutcome;
 pub use self::holder::BusyLock;
+pub(super) use self::holder::add_service;
 use super::Shared;
 use super::abandoned::AbandonedClaim;
 use super::event::{Event, EventKind, add, sub};
@@ -25,7 +26,7 @@ use super::lease::{Grant, Lease};
 use super::local_fifo::Position;
 use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
 use crate::backoff::Backoff;
-use crate::engine::{HandOff, RESERVATION, Subscription};
+use crate::engine::{HandOff, Subscription};
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, OwnerToken, Ttl};
 
@@ -209,7 +210,7 @@ impl Acquisition {
             match outcome {
                 AttemptOutcome::Granted(lease) => return Ok(Outcome::Acquired(lease)),
                 AttemptOutcome::TooLate(too_late) => {
-                    if !waits {
+                    if !waits || !too_late.retryable {
                         return Err(too_late);
                     }
                     if ordered {
@@ -251,8 +252,13 @@ impl Acquisition {
                             }
                         }
                     }
-                    let change = wait::for_change(&mut subscription, position.as_ref(), retry_after);
+                    // The attempts of a waiter of several names extend its reservations.
+                    let polls = self.names.len() > 1;
+                    let change = wait::for_change(&mut subscription, position.as_ref(), retry_after, polls);
                     if let Some(end) = self.wait_for(change).await {
+                        return end;
+                    }
+                    if let Some(end) = self.wait_for_event_loop().await {
                         return end;
                     }
                     // It may have arrived before the answer. Then the server executed the attempt before the hand-off, or the
@@ -309,16 +315,17 @@ impl Acquisition {
             self.arrival,
             self.doubtful,
         );
+        if self.is_waiting {
+            lease.set_unreceived();
+        }
         if lease.was_granted_in_time() {
             self.shared.add_lease(&lease, self.called);
             return Ok(lease);
         }
-        let (engine, ttl) = (self.shared.engine.name(), self.claim.ttl.duration());
+        let (engine, ttl) = (self.shared.engine.name(), self.claim.ttl);
         let error = match grant {
             Grant::Requested { sent } => EngineError::granted_too_late(engine, sent.elapsed(), ttl),
-            Grant::HandedOff { until } => {
-                EngineError::handed_off_too_late(engine, until.elapsed(), ttl.min(RESERVATION))
-            }
+            Grant::HandedOff { until } => EngineError::handed_off_too_late(engine, until.elapsed()),
         };
         self.shared
             .release_in_background(AbandonedClaim::new(Claim::clone(&self.claim), self.doubtful));

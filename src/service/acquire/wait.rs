@@ -11,7 +11,7 @@ use crate::engine::Subscription;
 use crate::error::LockError;
 use crate::model::Key;
 use crate::service::local_fifo::Position;
-use crate::service::options::SAFETY_POLL_INTERVAL;
+use crate::service::options::{CLOCK_CHECK_INTERVAL, SAFETY_POLL_INTERVAL};
 
 /// The interval at which a waiter past its deadline checks whether the store has answered the first waiter.
 const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -58,6 +58,20 @@ impl Acquisition {
             Some(()) = OptionFuture::from(deadline) => Some(Cancellation::DeadlinePassed.into_outcome()),
             () = change => None,
         }
+    }
+
+    /// Waits until the caller's event loop can use a grant: it has responded within a third of the ttl. `Some`: the acquisition has
+    /// ended.
+    pub(super) async fn wait_for_event_loop(&self) -> Option<Result<Outcome, LockError>> {
+        let detector = &self.shared.stall_detector;
+        detector.ping();
+        let interval = CLOCK_CHECK_INTERVAL.min(self.claim.ttl.patience());
+        while detector.is_stalled(self.claim.ttl) {
+            if let Some(end) = self.wait_for(tokio::time::sleep(interval)).await {
+                return Some(end);
+            }
+        }
+        None
     }
 
     /// Waits until the position is the first one, or may be. `Some`: the acquisition has ended.
@@ -115,14 +129,16 @@ impl Acquisition {
 }
 
 /// Waits until a new attempt may succeed: for a notification of the store, a wake-up of the local FIFO, or the next poll.
+/// `polls`: there are polls also where notifications are reliable.
 pub(super) async fn for_change(
     subscription: &mut Option<Box<dyn Subscription>>,
     position: Option<&Position>,
     retry_after: Option<Duration>,
+    polls: bool,
 ) {
     let is_reliable = subscription
         .as_ref()
-        .is_some_and(|subscription| subscription.is_reliable());
+        .is_some_and(|subscription| subscription.is_reliable() && !polls);
     let changed = subscription.as_mut().map(|subscription| subscription.changed());
     tokio::select! {
         Some(()) = OptionFuture::from(changed) => {}

@@ -82,6 +82,8 @@ struct State {
     is_short: bool,
     /// Whether an extension was requested.
     is_extended: bool,
+    /// Whether the caller's event loop has yet to receive the grant of a call that waited.
+    is_unreceived: bool,
     /// The holder released the lease during a close of the service, which releases it in the store.
     is_released_by_holder: bool,
     /// Whether an operation is in progress at the store, and whether another one waits for its end (`op_guard.rs`).
@@ -146,6 +148,7 @@ impl Lease {
             max_ttl: ttl,
             is_short,
             is_extended: is_short,
+            is_unreceived: false,
             is_released_by_holder: false,
             op_in_progress: false,
             op_awaited: false,
@@ -178,6 +181,20 @@ impl Lease {
     /// Returns the fencing token.
     pub fn fence(&self) -> Fence {
         self.fence
+    }
+
+    /// Marks the grant as one that the caller's event loop has yet to receive ([`Lease::received`]).
+    pub(super) fn set_unreceived(&self) {
+        self.state.lock().is_unreceived = true;
+    }
+
+    /// Records that the caller's event loop has received the grant.
+    ///
+    /// # Behavior
+    /// The event loop of a waiting call may hang. Until this method is called, the lease is renewed only while the loop has
+    /// responded within a third of the ttl, however long `stallLimitMs` is.
+    pub fn received(&self) {
+        self.state.lock().is_unreceived = false;
     }
 
     /// Sets the minimum hold: after an earlier release, the name stays busy until this time has passed since the grant.

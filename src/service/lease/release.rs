@@ -15,7 +15,7 @@ use crate::service::event::{EventKind, add, sub};
 
 /// The reasons of a loss that a close or a release detects.
 const SERVICE_CLOSED: &str = "its LockService was closed";
-const GONE_AT_RELEASE: &str = "the store no longer had it when it was released";
+const GONE_AT_RELEASE: &str = "the store no longer had it when it was released, before the end of its lease";
 
 /// The state of a lease at its release. A close waits for the second step while the token exists.
 #[derive(Debug)]
@@ -83,9 +83,10 @@ impl Lease {
     /// # Behavior
     /// When the store fails, the release is repeated in the background until the lease has expired.
     ///
-    /// `Freed` is an assumption in one case: the reply to a request was lost, and the repeated request finds the lock gone. The first
-    /// request released it then, unless the store lost its data or the lease expired in between. A release leaves nothing in the
-    /// store by which these cases differ.
+    /// `Freed` is an assumption in two cases in which the store no longer has the lock. The reply to a request was lost, and the
+    /// repeated request finds the lock gone: the first one released it, unless the store lost its data. Or the answer came after
+    /// the end of the lease: the lease expired before the store executed the release, and until this call the caller had the
+    /// lock. A release leaves nothing in the store by which these cases differ from a loss.
     ///
     /// # Errors
     /// `LOCK_STORE` when the store did not answer the release in time.
@@ -96,7 +97,7 @@ impl Lease {
     ) -> Result<ReleaseOutcome, LockError> {
         match start {
             ReleaseStart::Held(_) => {
-                let outcome = self.release_in_store(shared).await?;
+                let outcome = self.release_in_store(shared, true).await?;
                 self.emit_released(shared, outcome != ReleaseOutcome::NotHeld);
                 Ok(outcome)
             }
@@ -106,7 +107,7 @@ impl Lease {
                 if !shared.closing.is_cancelled() {
                     // The lease in the store may last a little longer than the local deadline. During a close the list of
                     // abandoned claims releases it.
-                    self.release_in_store(shared).await?;
+                    self.release_in_store(shared, false).await?;
                 }
                 Ok(ReleaseOutcome::NotHeld)
             }
@@ -155,7 +156,12 @@ impl Lease {
         }
     }
 
-    async fn release_in_store(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<ReleaseOutcome, LockError> {
+    /// Releases the lease in the store. `was_held`: it was held when its release was called.
+    async fn release_in_store(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        was_held: bool,
+    ) -> Result<ReleaseOutcome, LockError> {
         let mut timeout = shared.store_timeout;
         // A renewal without an answer delays the release by at most half of the timeout. A renewal never re-creates the lock.
         let _guard = match self.try_begin_op(shared) {
@@ -184,16 +190,16 @@ impl Lease {
                 for key in self.claim.keys() {
                     shared.local_fifos.wake_first(key);
                 }
-                // A lease that expired during the retries has no minimum hold in the store.
-                let is_unheld = min_hold_until.is_some() && answer == Released::NotHeld && is_unanswered.load(Relaxed);
-                if self.doubtful || is_unheld {
+                // The store may have released it: see `finish_release`.
+                let is_assumed = answer == Released::NotHeld
+                    && (is_unanswered.load(Relaxed) || was_held && self.state.lock().deadline.is_past());
+                // A lease that expired before its release has no minimum hold in the store.
+                if self.doubtful || is_assumed && min_hold_until.is_some() {
                     in_background();
                 }
                 Ok(match answer {
-                    Released::Freed => ReleaseOutcome::Freed,
-                    // The unanswered request released it: see `finish_release` for the exceptions.
-                    Released::NotHeld if is_unanswered.load(Relaxed) => ReleaseOutcome::Freed,
-                    Released::NotHeld => ReleaseOutcome::NotHeld,
+                    Released::NotHeld if !is_assumed => ReleaseOutcome::NotHeld,
+                    Released::NotHeld | Released::Freed => ReleaseOutcome::Freed,
                 })
             }
             Err(error) => {

@@ -45,7 +45,16 @@ impl Lease {
             return None;
         }
         state.renewal.filter(|window| window.opens.is_past())?;
-        if !state.is_short && shared.stall_detector.stalled_for() > self.stall_limit {
+        let stalled_for = shared.stall_detector.stalled_for();
+        let is_stalled = if state.is_unreceived {
+            let silent_for = stalled_for.max(state.acquired_at.elapsed());
+            // A hand-off that the event loop has not received is extended after half of its time.
+            let is_early = state.is_short && state.acquired_at.elapsed() < state.deadline.remaining();
+            is_early || silent_for > self.stall_limit.min(state.ttl.patience())
+        } else {
+            !state.is_short && stalled_for > self.stall_limit
+        };
+        if is_stalled {
             // Renewal resumes if the event loop responds before the deadline.
             state.delay_renewal();
             return None;

@@ -24,7 +24,7 @@ fn recorded() -> (Arc<Faulty>, Locks, Times) {
             record.lock().unwrap().entry(name).or_default().push(Instant::now());
         }
     };
-    let stall_detector = Arc::new(StallDetector::new(|| {}));
+    let stall_detector = Arc::new(StallDetector::default());
     let locks = Locks::new(engine.clone(), STORE_TIMEOUT, stall_detector, Some(Arc::new(sink)));
     (engine, locks, times)
 }

@@ -1,5 +1,7 @@
 //! Tests of a close while the store fails or is slow.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use super::faults::Fault;
 use super::*;
 
@@ -120,4 +122,30 @@ async fn a_drain_has_a_limit_and_ends_with_a_close() {
     locks.close().await;
     draining.await.unwrap();
     assert!(!lease.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_releases_thousands_of_leases_of_a_distant_store() {
+    let (engine, locks) = service();
+    for number in 0..20_000 {
+        take(&locks, &format!("n{number}"), options(60_000, 0)).await;
+    }
+    engine.set(Fault::SlowReply(100));
+    let started = tokio::time::Instant::now();
+    assert_eq!(locks.close().await, 0, "all are released");
+    assert!(started.elapsed() < ms(3000), "{:?}", started.elapsed());
+    assert!(engine.store().list("", STORE_TIMEOUT).await.unwrap().is_empty());
+    assert!(engine.max_concurrent_batches.load(SeqCst) <= 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_counts_the_leases_that_it_could_not_release() {
+    let (engine, locks) = service();
+    for number in 0..1000 {
+        take(&locks, &format!("n{number}"), options(60_000, 0)).await;
+    }
+    engine.hang();
+    assert_eq!(locks.close().await, 1000);
+    assert!(locks.unreleased_warning(1000).contains("1000 locks or waits"));
+    assert_eq!(locks.close().await, 0, "reported once");
 }

@@ -37,6 +37,8 @@ pub(super) enum Fault {
     Swallow,
     /// Executed at once, answered after this many milliseconds.
     SlowReply(u64),
+    /// Executed after this many milliseconds, and answered then.
+    Stall(u64),
     /// Attempts fail at once, and are executed after this many milliseconds, as from a buffer of a broken connection.
     Late(u64),
     /// A permanent error.
@@ -66,6 +68,9 @@ pub(super) struct Faulty {
     pub(super) max_concurrent: AtomicU32,
     /// Number of claims in each call of `release_all`.
     pub(super) release_batches: Mutex<Vec<usize>>,
+    /// Number of calls of `release_all` without an answer, and its maximum.
+    concurrent_batches: AtomicU32,
+    pub(super) max_concurrent_batches: AtomicU32,
     /// Calls of `release`, alone or in a batch.
     pub(super) releases: AtomicU32,
     /// When true, attempts of several waiters wait together before the first of them is sent, as for a connection.
@@ -95,6 +100,8 @@ impl Faulty {
             concurrent: AtomicU32::new(0),
             max_concurrent: AtomicU32::new(0),
             release_batches: Mutex::default(),
+            concurrent_batches: AtomicU32::new(0),
+            max_concurrent_batches: AtomicU32::new(0),
             releases: AtomicU32::new(0),
             gate: AtomicBool::new(false),
             panics: AtomicBool::new(false),
@@ -162,6 +169,10 @@ impl Faulty {
                 call.await?;
                 std::future::pending().await
             }
+            Fault::Stall(delay) => {
+                tokio::time::sleep(ms(delay)).await;
+                call.await
+            }
             Fault::SlowReply(delay) => {
                 let answer = call.await;
                 tokio::time::sleep(ms(delay)).await;
@@ -226,7 +237,10 @@ impl Engine for Faulty {
 
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
         self.release_batches.lock().unwrap().push(claims.len());
+        let concurrent = self.concurrent_batches.fetch_add(1, SeqCst) + 1;
+        self.max_concurrent_batches.fetch_max(concurrent, SeqCst);
         release_each(self, claims, answer).await;
+        self.concurrent_batches.fetch_sub(1, SeqCst);
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {

@@ -230,3 +230,73 @@ async fn a_forced_release_does_not_count_what_the_holder_released() {
     assert!(other.release(&held).await.unwrap().is_freed());
     assert!(!forcing.await.unwrap().unwrap(), "its holder released it");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_forced_release_is_sent_although_the_inspection_before_it_has_no_answer() {
+    let (engine, locks) = service();
+    take(&locks, "n", options(600_000, 0)).await;
+    engine.set(Fault::HangOne);
+    assert!(locks.force_release(&key("n")).await.unwrap());
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forced_release_without_an_answer_names_the_store_and_the_time() {
+    let (engine, locks) = service();
+    engine.hang();
+    let started = tokio::time::Instant::now();
+    let error = locks.force_release(&key("n")).await.unwrap_err();
+    assert_eq!(started.elapsed(), STORE_TIMEOUT);
+    let time = STORE_TIMEOUT.as_millis();
+    let expected = format!("faulty: forceRelease failed: no answer within {time} ms (h:1)");
+    assert_eq!((error.message, error.retryable), (expected, true));
+}
+
+/// Three waiters of an event loop that hangs are ahead of a live one. `stallLimitMs` is 5 min.
+#[tokio::test(start_paused = true)]
+async fn an_event_loop_that_hangs_delays_other_waiters_by_its_ttl() {
+    for hands_off in [false, true] {
+        let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+        let (holder, live) = (another(&engine), another(&engine));
+        let hung = Locks::new(engine.clone(), STORE_TIMEOUT, Arc::new(StallDetector::new(|| {})), None);
+        let held = take(&holder, "n", options(30_000, 0)).await;
+        engine.hands_off.store(hands_off, SeqCst);
+        for _ in 0..3 {
+            let hung = hung.clone();
+            tokio::spawn(async move { attempt(&hung, "n", options(3000, 60_000)).await });
+            settle().await;
+        }
+        engine.hands_off.store(false, SeqCst);
+        let waiting = tokio::spawn(async move { take(&live, "n", options(3000, 60_000)).await });
+        settle().await;
+        holder.release(&held).await.unwrap();
+        let released = tokio::time::Instant::now();
+        waiting.await.unwrap();
+        // Until its lease and its positions have expired.
+        assert!(released.elapsed() < ms(6500), "{hands_off}: {:?}", released.elapsed());
+    }
+}
+
+/// A loop that is busy for less than a third of the ttl keeps its grant.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_a_busy_event_loop_receives_late_is_renewed() {
+    let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+    let (holder, busy) = (another(&engine), another(&engine));
+    let held = take(&holder, "n", options(30_000, 0)).await;
+    engine.hands_off.store(true, SeqCst);
+    let waiting = tokio::spawn(async move { attempt(&busy, "n", options(30_000, 60_000)).await });
+    settle().await;
+    holder.release(&held).await.unwrap();
+    let Outcome::Acquired(lease) = waiting.await.unwrap().unwrap() else {
+        panic!("not granted")
+    };
+    assert!(lease.remaining() < ms(2000));
+    tokio::time::sleep(ms(900)).await;
+    assert_eq!(engine.renewals.load(SeqCst), 0, "the loop may hang");
+    tokio::time::sleep(ms(600)).await;
+    assert_eq!(engine.renewals.load(SeqCst), 1, "before the end of the hand-off");
+    tokio::time::sleep(ms(7000)).await;
+    lease.received();
+    tokio::time::sleep(ms(60_000)).await;
+    assert!(lease.is_held());
+}

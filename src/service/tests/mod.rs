@@ -4,9 +4,9 @@ mod abandoned;
 mod batches;
 mod closing;
 mod faults;
+mod hand_offs;
 mod hangs;
 mod leases;
-mod list;
 mod outages;
 mod testing;
 mod unavailable;
@@ -18,9 +18,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use self::faults::Faulty;
-use super::{AcquireOptions, Lease, Locks, Outcome, StallDetector, Wait};
+use super::{AcquireOptions, Lease, Locks, Outcome, Wait};
 use crate::error::{Code, LockError};
 use crate::model::{Key, Names, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
 const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -40,7 +41,7 @@ fn service() -> (Arc<Faulty>, Locks) {
 }
 
 fn another(engine: &Arc<Faulty>) -> Locks {
-    Locks::new(engine.clone(), STORE_TIMEOUT, Arc::new(StallDetector::new(|| {})), None)
+    Locks::new(engine.clone(), STORE_TIMEOUT, Arc::new(StallDetector::default()), None)
 }
 
 fn options(ttl: u64, wait: u64) -> AcquireOptions {
@@ -57,7 +58,10 @@ async fn attempt(locks: &Locks, name: &str, options: AcquireOptions) -> Result<O
 
 async fn take(locks: &Locks, name: &str, options: AcquireOptions) -> Arc<Lease> {
     match attempt(locks, name, options).await.unwrap() {
-        Outcome::Acquired(lease) => lease,
+        Outcome::Acquired(lease) => {
+            lease.received();
+            lease
+        }
         other => panic!("expected {name} to be granted, got {other:?}"),
     }
 }

@@ -6,7 +6,7 @@ use crate::service::testing::{advance, lose};
 
 fn on_memory() -> [Locks; 2] {
     let engine = MemoryEngine::named(OwnerToken::fresh().as_str());
-    let detector = || Arc::new(StallDetector::new(|| {}));
+    let detector = || Arc::new(StallDetector::default());
     [(); 2].map(|()| Locks::new(engine.clone(), STORE_TIMEOUT, detector(), None))
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::faults::Fault;
 use super::*;
+use crate::model::{Claim, Process};
 
 fn waiter(locks: &Locks, name: &'static str, wait: u64) -> tokio::task::JoinHandle<Result<Outcome, LockError>> {
     let locks = locks.clone();
@@ -400,4 +401,32 @@ async fn a_busy_outcome_names_the_holder_if_the_options_ask_for_it() {
     };
     assert!(busy.info.is_none() && busy.name == key("n"), "{busy:?}");
     assert!(started.elapsed() <= ms(1500), "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_with_the_same_host_and_process_id_is_this_process_only_if_it_has_the_lease() {
+    let (engine, locks) = service();
+    let is_own = async |locks: &Locks| {
+        let asking = AcquireOptions {
+            report_holder: true,
+            ..options(60_000, 0)
+        };
+        match attempt(locks, "n", asking).await.unwrap() {
+            Outcome::Busy(Some(busy)) => busy.is_own,
+            other => panic!("expected a holder, got {other:?}"),
+        }
+    };
+    // A container with the same host name and process id.
+    let process = Arc::new(Process::current());
+    let theirs = Claim::new(&[key("n")], OwnerToken::fresh(), Ttl::clamped(ms(60_000)), process);
+    engine.store().try_acquire(&theirs).await.unwrap();
+    assert!(!is_own(&locks).await);
+    // This process has the name in another store.
+    let (_elsewhere, other) = service();
+    take(&other, "n", options(60_000, 0)).await;
+    assert!(!is_own(&locks).await);
+    engine.store().release(&theirs, Duration::ZERO).await.unwrap();
+    // Another service of this process.
+    take(&another(&engine), "n", options(60_000, 0)).await;
+    assert!(is_own(&locks).await);
 }

@@ -50,7 +50,10 @@ impl MongodbConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` with `target`, `collection`, or the setting under `tls`. No message contains a password.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let mut connection = match ConnectionString::parse(url::without_ignored_options(url)) {
+        if let Some(rule) = url::unsupported(url) {
+            return Err(LockError::invalid("target", &rule, url::shown(url)));
+        }
+        let mut connection = match ConnectionString::parse(url::for_driver(url)) {
             Ok(connection) => connection,
             Err(_) => return Err(LockError::invalid("target", &url::reason(url), url::shown(url))),
         };
@@ -149,11 +152,57 @@ mod tests {
             Some(Acknowledgment::Nodes(2))
         );
         assert!(parse("mongodb://h/?useUnifiedTopology=true").is_ok());
-        assert!(
-            refused("mongodb://h/?replicaset=a&tlsAllowInvalidHostnames=true").contains("tlsallowinvalidhostnames")
-        );
         assert!(refused("mongodb://h/?replicaStet=rs0").contains("replicastet"));
         assert!(refused("mongodb://h/?w=0").contains("w=0"));
+    }
+
+    /// All options of a URL that mongodb 7.8 of npm takes and the Rust driver refuses, or understands in another way.
+    #[test]
+    fn options_of_the_node_driver_mean_the_same_or_are_refused_in_its_words() {
+        let concern = |options: &str| {
+            let config = parse(&format!("mongodb://h/?{options}")).unwrap();
+            config.connection.write_concern.unwrap_or_default()
+        };
+        assert_eq!(concern("j=true").journal, Some(true));
+        assert_eq!(concern("fsync=true").journal, Some(true));
+        assert_eq!(
+            concern("w=majority&wtimeout=70").w_timeout,
+            Some(Duration::from_millis(70))
+        );
+        assert_eq!(concern("wtimeoutMS=0").w_timeout, None);
+        for ignored in [
+            "enableUtf8Validation=false",
+            "promoteLongs=false&promoteValues=true&promoteBuffers=true&useBigInt64=true&bsonRegExp=true&raw=false",
+            "minHeartbeatFrequencyMS=100&minInternalBufferSize=1&fieldsAsRaw=1&validateOptions=true",
+            "authMechanism=DEFAULT&authSource=admin",
+            "tlsAllowInvalidHostnames=false",
+        ] {
+            parse(&format!("mongodb://u:p@h/?{ignored}")).unwrap();
+        }
+        let unlimited =
+            parse("mongodb://h/?maxPoolSize=0&maxIdleTimeMS=0&connectTimeoutMS=0&serverSelectionTimeoutMS=0").unwrap();
+        assert_eq!(unlimited.connection.max_pool_size, None);
+        assert_eq!(unlimited.connection.max_idle_time, None);
+        assert_eq!(unlimited.connection.connect_timeout, None);
+        assert_eq!(unlimited.connection.server_selection_timeout, None);
+        for (option, advice) in [
+            ("authMechanism=MONGODB-AWS", "create a user with a password"),
+            ("authMechanism=GSSAPI", "create a user with a password"),
+            ("proxyHost=h2", "use a tunnel to the server"),
+            ("tlsAllowInvalidHostnames=true", "use the name in the certificate"),
+            ("tlsCertificateKeyFilePassword=secret", "decrypt it"),
+            ("tlscrlfile=/x", "revoked certificates"),
+        ] {
+            let message = refused(&format!("mongodb://h/?replicaSet=a&{option}"));
+            let name = option.split('=').next().unwrap();
+            assert!(
+                message
+                    .to_lowercase()
+                    .contains(&format!("must not have {}", name.to_lowercase())),
+                "{message}"
+            );
+            assert!(message.contains(advice) && !message.contains("feature"), "{message}");
+        }
     }
 
     #[test]

@@ -90,12 +90,27 @@ fn content(parts: &[&str]) -> &'static str {
     }
 }
 
-/// Describes the first of the parts that a text does not have.
+/// Describes the first of the parts that a text does not have, or what is in the place of its line breaks.
 fn missing_part(text: &str, parts: &[&str]) -> Option<&'static str> {
-    match *parts.iter().find(|part| !text.contains(**part))? {
-        KEY => Some("no private key"),
-        _ => Some("no certificate"),
+    match parts.iter().find(|part| !text.contains(**part)) {
+        Some(&KEY) => Some("no private key"),
+        Some(_) => Some("no certificate"),
+        None => replaced_line_break(text),
     }
+}
+
+/// Describes what is in the place of a line break behind the first line of a part.
+fn replaced_line_break(text: &str) -> Option<&'static str> {
+    let first_lines = text.split("-----BEGIN ").skip(1);
+    first_lines.into_iter().find_map(|part| {
+        let (_, behind) = part.split_once("-----")?;
+        match behind.trim_start_matches([' ', '\t']) {
+            text if text.starts_with(['\n', '\r']) || text.is_empty() => None,
+            text if text.starts_with('\\') => Some("escaped line breaks (\\n), which must be line breaks"),
+            _ if behind.starts_with(' ') => Some("spaces in place of line breaks"),
+            _ => Some("no line break behind its first line"),
+        }
+    })
 }
 
 #[cfg(test)]
@@ -150,6 +165,34 @@ mod tests {
         ] {
             assert!(message.starts_with(setting) && message.contains(reason), "{message}");
             assert!(!message.contains("secret"), "{message}");
+        }
+    }
+
+    #[test]
+    fn text_that_lost_its_line_breaks_is_named() {
+        let pem = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n";
+        let parsed = |text: &str| {
+            let tls = TlsFiles {
+                ca: Some(text.to_owned()),
+                ..TlsFiles::default()
+            };
+            let settings = Settings {
+                tls,
+                ..Settings::default()
+            };
+            MongodbConfig::parse("mongodb://h", &settings).map_err(|error| error.message)
+        };
+        for (lost, why) in [
+            ("\\n", "escaped line breaks"),
+            ("\\r\\n", "escaped line breaks"),
+            (" ", "spaces in place of line breaks"),
+            ("", "no line break"),
+        ] {
+            let message = parsed(&pem.replace('\n', lost)).unwrap_err();
+            assert!(message.starts_with("tls.ca ") && message.contains(why), "{message}");
+        }
+        for kept in ["\n", "\r\n", " \n", "\n  "] {
+            parsed(&pem.replace('\n', kept)).unwrap();
         }
     }
 

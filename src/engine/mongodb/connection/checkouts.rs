@@ -9,20 +9,17 @@
 
 use std::cell::Cell;
 
-use mongodb::event::EventHandler;
 use mongodb::event::cmap::CmapEvent;
 
 tokio::task_local! {
     static CHECKOUTS: Cell<u32>;
 }
 
-/// Returns the handler for the events of the driver.
-pub(crate) fn handler() -> EventHandler<CmapEvent> {
-    EventHandler::callback(|event| {
-        if matches!(event, CmapEvent::ConnectionCheckoutStarted(_)) {
-            let _ = CHECKOUTS.try_with(|count| count.set(count.get() + 1));
-        }
-    })
+/// Counts an event of the driver that is a checkout.
+pub(super) fn count(event: &CmapEvent) {
+    if matches!(event, CmapEvent::ConnectionCheckoutStarted(_)) {
+        let _ = CHECKOUTS.try_with(|count| count.set(count.get() + 1));
+    }
 }
 
 /// Runs a call of the driver. Returns its outcome, and how often the driver checked out a connection for it.

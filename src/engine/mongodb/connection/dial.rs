@@ -12,13 +12,15 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::engine::Result;
 use crate::engine::mongodb::config::ClientSettings;
-use crate::engine::mongodb::connection::checkouts;
+use crate::engine::mongodb::connection::checks;
 use crate::engine::mongodb::connection::clock::{SharedReading, read_clock};
+use crate::engine::mongodb::connection::openings::OpenConnections;
 use crate::engine::mongodb::connection::pool::{Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+use crate::engine::mongodb::connection::session::one_member;
 use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure};
 use crate::engine::mongodb::ops::clock_offset::ClockOffset;
-use crate::engine::mongodb::ops::fence::Clock;
+use crate::engine::mongodb::ops::fence::{Clock, ServerClock};
 use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::ttl_index::TtlIndex;
 use crate::engine::mongodb::unwritten_tokens::UnwrittenTokens;
@@ -30,6 +32,10 @@ const OLDEST_WIRE_VERSION: i32 = 13;
 /// Maximum number of connections for calls, unless the URL sets `maxPoolSize`. With the driver's default of 10, many callers
 /// would queue behind each other's waits for the majority.
 const POOL: u32 = 64;
+
+/// The limits of a `wtimeout`: 0 would mean no limit, and the driver sends milliseconds in 32 bits.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
 
 impl MongodbEngine {
     /// Connects to the servers, reads the kind of the deployment, and creates the TTL index.
@@ -50,16 +56,18 @@ impl MongodbEngine {
             .map_err(|error| of_name(error, &config))?;
         let monitor = ServerMonitor::new(&options);
         options.sdam_event_handler = Some(monitor.handler());
-        options.cmap_event_handler = Some(checkouts::handler());
+        let open = Arc::new(OpenConnections::default());
+        options.cmap_event_handler = Some(open.handler());
         let target = Target::new(&options);
         let settings = ClientSettings {
             options,
             pem: config.pem.clone(),
         };
         // Fails for invalid certificates.
-        let client = settings
-            .client()
-            .map_err(|error| EngineError::new(ENGINE, CONNECT, false, Failure(error)))?;
+        let client = settings.client().map_err(|error| {
+            let failure = Failure(error);
+            EngineError::new(ENGINE, CONNECT, failure.is_out_of_descriptors(), failure)
+        })?;
         let database = client.database(&config.database);
         let greeting = async {
             tokio::select! {
@@ -82,24 +90,31 @@ impl MongodbEngine {
         }
         target.check_primary(&hello)?;
         let is_set = hello.contains_key("setName");
-        let is_cluster = is_set || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+        let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+        let is_cluster = is_set || is_router;
         let namespace = Namespace {
             database: config.database.clone(),
             collection: config.collection.clone(),
             options: collection_options(&config),
+            release_concern: release_concern(&config),
         };
         // One connection of the pool is for the change stream.
         let size = settings.options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
-        let pool = Pool::new(client, settings, namespace, monitor.clone(), size, config.timeout);
-        let locks = pool.locks();
-        timeout_at(deadline, ttl_index::ensure(&locks))
+        let pool = Pool::new(
+            client,
+            settings,
+            namespace,
+            monitor.clone(),
+            (size, open),
+            config.timeout,
+        );
+        let connected = pool.connected();
+        timeout_at(deadline, checks::check(&connected, is_router))
             .await
-            .unwrap_or_else(|_| {
-                Err(late(
-                    limit,
-                    "to the check of the TTL index, or from the members that have to confirm it",
-                ))
-            })?;
+            .unwrap_or_else(|_| Err(late(limit, "to the check of the collection")))?;
+        timeout_at(deadline, ttl_index::ensure(&connected.locks))
+            .await
+            .unwrap_or_else(|_| Err(late(limit, "to the check of the TTL index")))?;
         let reading = async { read_clock(&database).await.map_err(|failure| failure.during(CONNECT)) };
         let reading = timeout_at(deadline, reading)
             .await
@@ -122,8 +137,7 @@ impl MongodbEngine {
             attempts: Arc::default(),
             clock_offset: ClockOffset::new(reading),
             reading: SharedReading::default(),
-            release_concern: release_concern(&config).filter(|_| !is_cluster),
-            clock: if is_cluster { Clock::Cluster } else { Clock::Process },
+            clock: ServerClock::new(if is_cluster { Clock::Cluster } else { Clock::Process }),
             address: servers(&config.connection.host_info),
             prefix: config.prefix,
             pool,
@@ -246,6 +260,9 @@ impl Target {
 fn collection_options(config: &MongodbConfig) -> CollectionOptions {
     let mut write_concern = config.connection.write_concern.clone().unwrap_or_default();
     write_concern.w.get_or_insert(Acknowledgment::Majority);
+    // Shorter than the store timeout: while too few members are up, the server then still answers that a name is busy.
+    let unconfirmed = config.timeout.mul_f64(0.8).clamp(SHORTEST_WAIT, LONGEST_WAIT);
+    write_concern.w_timeout.get_or_insert(unconfirmed);
     CollectionOptions::builder()
         .write_concern(write_concern)
         // An attempt decides by the primary's current data, so `inspect` reads the same.
@@ -254,13 +271,15 @@ fn collection_options(config: &MongodbConfig) -> CollectionOptions {
         .build()
 }
 
-/// Returns the write concern of releases on a standalone server, unless the URL has one: no wait for the journal, as a majority
-/// would. A release that is lost in a crash leaves the name busy until its lease ends, and no lock is lost.
-fn release_concern(config: &MongodbConfig) -> Option<WriteConcern> {
-    match &config.connection.write_concern {
-        Some(_) => None,
-        None => Some(WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()),
-    }
+/// Returns the write concern of releases: that of the primary alone, with the URL's `journal`.
+fn release_concern(config: &MongodbConfig) -> WriteConcern {
+    let mut concern = one_member();
+    concern.journal = config
+        .connection
+        .write_concern
+        .as_ref()
+        .and_then(|of_url| of_url.journal);
+    concern
 }
 
 #[cfg(test)]

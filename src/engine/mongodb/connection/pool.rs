@@ -4,9 +4,9 @@
 //! A driver call that is dropped while it waits for a connection leaves its request in the pool's queue, and the pool's
 //! worker removes one request per event (mongodb 3.9.1, `cmap/worker.rs`). After a stall under load that queue consists of
 //! dead requests, and every later call waits behind them until it times out. So the engine has as many permits as the pool
-//! has connections, and takes a permit before each call. A call that is dropped before it has a permit has sent nothing. From
-//! then on it runs in a task that keeps the permit until the driver has answered, also after the caller dropped it. So a
-//! dropped call neither leaves a request in the driver's queue nor closes a connection.
+//! has open connections (`openings.rs`), and takes a permit before each call. A call that is dropped before it has a permit has
+//! sent nothing. From then on it runs in a task that keeps the permit until the driver has answered, also after the caller
+//! dropped it. So a dropped call neither leaves a request in the driver's queue nor closes a connection.
 //!
 //! # Order
 //! Each [`Class`] of calls has its own queue and a share of the connections. Each queue is first in, first out, except that of
@@ -19,13 +19,14 @@
 //! in that time, because the old one may hang, or where calls that began later were answered: then only this call hangs. If no
 //! other call was answered in that time either, although a server answered the driver's monitor, the engine replaces the client.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use mongodb::bson::Document;
-use mongodb::options::CollectionOptions;
+use mongodb::bson::{Document, doc};
+use mongodb::options::{CollectionOptions, WriteConcern};
 use mongodb::{Client, Collection};
 use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -34,6 +35,7 @@ use crate::clock::Moment;
 use crate::engine::attempt_queue::{self, AttemptQueue};
 use crate::engine::mongodb::Outcome;
 use crate::engine::mongodb::config::ClientSettings;
+use crate::engine::mongodb::connection::openings::{OpenConnections, Opening, Openings, UsedOtherwise};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
 use crate::engine::mongodb::error::Failure;
 use crate::model::Key;
@@ -80,13 +82,23 @@ pub(crate) struct Namespace {
     pub database: String,
     pub collection: String,
     pub options: CollectionOptions,
+    /// The write concern of releases: that of the primary alone. A release that is rolled back leaves the name busy until its
+    /// lease ends, and a later grant is confirmed by the majority only together with the release before it.
+    pub release_concern: WriteConcern,
 }
 
 impl Namespace {
     fn of(&self, client: Client) -> Arc<Connected> {
         let database = client.database(&self.database);
         let locks = database.collection_with_options(&self.collection, self.options.clone());
-        Arc::new(Connected { client, locks })
+        let mut options = self.options.clone();
+        options.write_concern = Some(self.release_concern.clone());
+        let releases = database.collection_with_options(&self.collection, options);
+        Arc::new(Connected {
+            client,
+            locks,
+            releases,
+        })
     }
 }
 
@@ -94,6 +106,22 @@ impl Namespace {
 pub(crate) struct Connected {
     pub client: Client,
     pub locks: Collection<Document>,
+    /// The same collection, with the write concern of releases.
+    pub releases: Collection<Document>,
+}
+
+/// Opens a connection to the primary: where all are in use, a command opens one.
+fn opening(pool: Weak<Pool>) -> Opening {
+    Box::new(move || {
+        let client = pool.upgrade().map(|pool| pool.connected().client.clone());
+        async move {
+            match client {
+                Some(client) => client.database("admin").run_command(doc! { "ping": 1 }).await.is_ok(),
+                None => false,
+            }
+        }
+        .boxed()
+    })
 }
 
 /// The connections of one engine.
@@ -102,7 +130,7 @@ pub(crate) struct Pool {
     namespace: Namespace,
     monitor: Arc<ServerMonitor>,
     current: RwLock<Arc<Connected>>,
-    connections: Arc<Semaphore>,
+    connections: Arc<Openings>,
     unreserved: Arc<Semaphore>,
     attempts: Arc<AttemptQueue>,
     confirmations: Arc<Semaphore>,
@@ -117,24 +145,24 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Creates a pool for calls with `client`, which was made from `settings`, on `size` connections.
+    /// Creates a pool for calls with `client`, which was made from `settings`, on `size` connections. `open`: those that are open.
     pub(crate) fn new(
         client: Client,
         settings: ClientSettings,
         namespace: Namespace,
         monitor: Arc<ServerMonitor>,
-        size: u32,
+        (size, open): (u32, Arc<OpenConnections>),
         store_timeout: Duration,
     ) -> Arc<Self> {
         let size = size.max(1) as usize;
         let current = RwLock::new(namespace.of(client));
         let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
-        Arc::new(Pool {
+        Arc::new_cyclic(|pool: &Weak<Pool>| Pool {
+            connections: Openings::new(open, size, opening(pool.clone())),
             settings,
             namespace,
             monitor,
             current,
-            connections: permits(size),
             unreserved: permits(size - (size / 8).max(1)),
             confirmations: permits(size / 4),
             attempts: AttemptQueue::new((size * 5 / 8).max(1)),
@@ -157,8 +185,21 @@ impl Pool {
         self.connected().locks.clone()
     }
 
+    /// Returns the same collection with the write concern of releases.
+    pub(crate) fn releases(&self) -> Collection<Document> {
+        self.connected().releases.clone()
+    }
+
+    /// Whether the members of the replica set confirm no writes, as far as it is known.
+    pub(crate) fn is_without_majority(&self) -> bool {
+        self.monitor.is_without_majority()
+    }
+
     /// Replaces the failure to find a usable server by a description of the servers.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        if failure.is_unconfirmed() {
+            self.monitor.note_unconfirmed();
+        }
         self.monitor.explain(failure)
     }
 
@@ -190,9 +231,14 @@ impl Pool {
         };
         Permit {
             _unreserved: unreserved,
-            _connection: limited(&self.connections).await.ok(),
+            _connection: self.connections.permit().await,
             _class: class,
         }
+    }
+
+    /// Notes that a change stream uses a connection, without a permit.
+    pub(crate) fn use_for_stream(&self) -> UsedOtherwise {
+        self.connections.use_otherwise()
     }
 
     /// Makes `calls` in a task of its own, which keeps the permit until they have ended. The task goes on when the future is

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use mongodb::bson::Document;
 use mongodb::bson::oid::ObjectId;
@@ -23,6 +23,9 @@ use crate::engine::probe::{self, Peer};
 /// The port of a server where the URL has none.
 const DEFAULT_PORT: u16 = 27017;
 
+/// The majority counts as late if it is further behind the primary than this, in milliseconds.
+const LATE_MS: i64 = 2000;
+
 /// The state of the servers of a URL.
 #[derive(Debug)]
 pub(crate) struct ServerMonitor {
@@ -35,6 +38,7 @@ pub(crate) struct ServerMonitor {
     election: watch::Sender<Option<ObjectId>>,
     /// The last answer of a server to the driver's monitor, in nanoseconds of [`Moment`].
     answered: AtomicU64,
+    is_without_majority: AtomicBool,
 }
 
 /// The state of one server.
@@ -61,6 +65,14 @@ fn election(hello: &Document) -> Option<ObjectId> {
     hello.get_object_id("electionId").ok()
 }
 
+/// Whether the majority of the members has not confirmed the last writes of a primary. `None`: the server is no primary of a set.
+fn is_majority_late(hello: &Document) -> Option<bool> {
+    let is_primary = hello.get_bool("isWritablePrimary").unwrap_or(false);
+    let last = hello.get_document("lastWrite").ok().filter(|_| is_primary)?;
+    let ms = |field| last.get_datetime(field).ok().map(|date| date.timestamp_millis());
+    Some(ms("lastWriteDate")?.saturating_sub(ms("majorityWriteDate")?) > LATE_MS)
+}
+
 impl ServerMonitor {
     pub(crate) fn new(options: &ClientOptions) -> Arc<Self> {
         Arc::new(ServerMonitor {
@@ -72,6 +84,7 @@ impl ServerMonitor {
             topology: Mutex::default(),
             election: watch::Sender::new(None),
             answered: AtomicU64::new(0),
+            is_without_majority: AtomicBool::new(false),
         })
     }
 
@@ -81,6 +94,9 @@ impl ServerMonitor {
         EventHandler::callback(move |event| match event {
             SdamEvent::ServerHeartbeatSucceeded(heartbeat) => {
                 monitor.answered.store(Moment::now().to_nanos(), Relaxed);
+                if let Some(is_late) = is_majority_late(&heartbeat.reply) {
+                    monitor.is_without_majority.store(is_late, Relaxed);
+                }
                 let mismatch = monitor.replica_set_mismatch(&heartbeat.reply);
                 let state = mismatch.map_or(ServerState::Usable, ServerState::Unusable);
                 let election = election(&heartbeat.reply);
@@ -127,6 +143,17 @@ impl ServerMonitor {
     /// Whether a server answered the driver's monitor after `moment`.
     pub(crate) fn has_seen_a_server_since(&self, moment: Moment) -> bool {
         self.answered.load(Relaxed) > moment.to_nanos()
+    }
+
+    /// Whether the members of the replica set confirm no writes: too few of them are up, or they are late. The primary reports it
+    /// every ten seconds.
+    pub(crate) fn is_without_majority(&self) -> bool {
+        self.is_without_majority.load(Relaxed)
+    }
+
+    /// Notes that the members did not confirm a write in time.
+    pub(crate) fn note_unconfirmed(&self) {
+        self.is_without_majority.store(true, Relaxed);
     }
 
     /// Replaces the failure to find a usable server by a description of the servers.

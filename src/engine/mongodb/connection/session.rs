@@ -76,6 +76,16 @@ impl AttemptSession {
     }
 }
 
+/// Returns the write concern of a hand-off: that of the primary alone, with its journal. Where the primary is a part of every
+/// majority, a write becomes visible to change streams with the next flush of the journal, after up to 100 ms unless a write
+/// waits for it.
+pub(crate) fn journaled() -> WriteConcern {
+    WriteConcern::builder()
+        .w(Acknowledgment::Nodes(1))
+        .journal(true)
+        .build()
+}
+
 /// Returns the write concern of the primary alone.
 pub(crate) fn one_member() -> WriteConcern {
     WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()

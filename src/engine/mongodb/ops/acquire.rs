@@ -91,7 +91,7 @@ impl Core {
             };
             newest = newest.max(newest_of(&names));
             caller.check()?;
-            if let Some(fence) = self.stamp_all(claim, &names, &mut newest).await? {
+            if let Some(fence) = self.stamp_all(claim, caller, &names, &mut newest).await? {
                 if let Some(queue) = &self.queue {
                     queue.known.leave(&claim.owner);
                 }
@@ -127,7 +127,7 @@ impl Core {
         self.roll_back(claim, caller, all.len(), newest_of(&all)).await?;
         if let (Some(queue), Some((number, open))) = (&self.queue, busy.position) {
             let before = queue.known.position(&claim.owner).map(|(key, _)| key);
-            queue.enter(claim, key, number, busy.left, open);
+            queue.enter(claim, key, number, busy.left, open, busy.is_foreign);
             queue.known.set_ahead(key, busy.ahead.min(queue.known.ahead(key)));
             if let Some(before) = before.filter(|before| before != key) {
                 // A claim waits for one name at a time.

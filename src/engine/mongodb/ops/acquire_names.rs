@@ -48,6 +48,7 @@ impl NameOutcome {
                 left: documents::remaining(document),
                 position: None,
                 ahead: documents::ahead(document),
+                is_foreign: documents::owner(document).is_none(),
             })
         })
     }
@@ -61,12 +62,18 @@ pub(crate) struct Busy {
     pub(crate) position: Option<(u64, Option<StreamUse>)>,
     /// Number of live waiters ahead of it.
     pub(crate) ahead: usize,
+    /// Whether a gist process holds it.
+    pub(crate) is_foreign: bool,
 }
 
 impl Busy {
     fn without_position(left: Option<Duration>) -> Self {
-        let (position, ahead) = (None, 0);
-        Busy { left, position, ahead }
+        Busy {
+            left,
+            position: None,
+            ahead: 0,
+            is_foreign: false,
+        }
     }
 }
 
@@ -91,9 +98,14 @@ impl Core {
         let mut at_once = claim.keys().len();
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
             caller.check()?;
+            let is_awaited = awaited.as_ref() == Some(key);
+            let (is_busy, answer) = self.look_first(key, claim, is_awaited).await?;
+            if answer.is_some() {
+                return Ok(answer);
+            }
             // The name that the claim waits for probably has a document, so an insert would fail. The end of a short lease is
             // no estimate.
-            if awaited.as_ref() != Some(key) && claim.ttl.duration() >= SHORTEST_ESTIMATED {
+            if !is_awaited && !is_busy && claim.ttl.duration() >= SHORTEST_ESTIMATED {
                 let before = all.len();
                 self.insert_free(claim, caller, all, at_once).await?;
                 if all.len() > before {
@@ -110,6 +122,34 @@ impl Core {
         Ok(None)
     }
 
+    /// Reads the name where a read is cheaper than a write: while the members confirm nothing, because a write that finds
+    /// the name busy waits for them all the same, and in each poll of a waiter behind a gist process. Returns whether the name is
+    /// busy, and the answer to the attempt if nothing is to be written.
+    async fn look_first(&self, key: &Key, claim: &Claim, is_awaited: bool) -> Outcome<(bool, Option<Busy>)> {
+        let queue = self
+            .queue
+            .as_ref()
+            .filter(|queue| is_awaited && !queue.is_stream_refused());
+        let polls = queue.is_some_and(|queue| queue.known.polls(&claim.owner));
+        if !polls && (is_awaited || !self.pool.is_without_majority()) {
+            return Ok((false, None));
+        }
+        let found = self.find_busy(&self.id(key), claim).await?;
+        let is_still_foreign = found
+            .as_ref()
+            .is_some_and(|(busy, has_position)| busy.is_foreign && *has_position);
+        if let Some(queue) = queue.filter(|_| !is_still_foreign) {
+            // The document is gone, and the queue with it: the waiters of this process return with their numbers.
+            queue.known.set_polls(key, false);
+            queue.known.wake(key);
+        }
+        let is_busy = found.is_some();
+        let answer = found
+            .map(|(busy, _)| busy)
+            .filter(|_| is_still_foreign || !claim.waiting);
+        Ok((is_busy, answer))
+    }
+
     /// Acquires one name that probably has a document.
     ///
     /// The primary's acknowledgement is enough here: nothing is granted before the stamp, which follows this write in the oplog,
@@ -119,7 +159,7 @@ impl Core {
         caller.check()?;
         if !claim.waiting
             && claim.ttl.duration() >= SHORTEST_ESTIMATED
-            && let Some(busy) = self.find_busy(&id, claim).await?
+            && let Some((busy, _)) = self.find_busy(&id, claim).await?
         {
             return Ok(NameOutcome::Busy(busy));
         }
@@ -157,7 +197,8 @@ impl Core {
         open: Option<StreamUse>,
     ) -> Outcome<NameOutcome> {
         // A waiter with a position probably confirms a hand-off, and then this is the only step.
-        let is_settled = waiter.as_ref().is_some_and(|waiter| waiter.number > 0);
+        let has_position = waiter.as_ref().is_some_and(|waiter| waiter.number > 0);
+        let is_settled = has_position && !self.pool.is_without_majority();
         let steps = match &self.queue {
             Some(_) => pipelines::acquire(claim, waiter.as_ref()),
             None => documents::acquire(claim),
@@ -216,7 +257,7 @@ impl Core {
         at_once: usize,
     ) -> Outcome<()> {
         let may_be_grant = all.is_empty() && at_once >= claim.keys().len() && !self.attempts.has(&claim.owner);
-        let needs_no_stamp = may_be_grant && !claim.needs_token && self.clock == Clock::Process;
+        let needs_no_stamp = may_be_grant && !claim.needs_token && self.clock.get() == Clock::Process;
         let is_grant = may_be_grant
             && self.unwritten.is_some()
             && claim.ttl.duration() >= SHORTEST_WITH_MARGIN
@@ -266,17 +307,19 @@ impl Core {
         Ok(())
     }
 
-    /// Reads whether a name is busy, for a claim that does not wait. `None`: the name is free or belongs to this owner.
-    async fn find_busy(&self, id: &str, claim: &Claim) -> Outcome<Option<Busy>> {
-        let found = self
-            .locks()
-            .find_one(doc! { "_id": id })
-            .projection(documents::attempt_fields())
-            .await?;
-        let busy = found.filter(|document| !documents::is_owned_by(document, &claim.owner));
-        let left = busy.as_ref().map(documents::remaining);
-        Ok(left
-            .filter(|left| *left != Some(Duration::ZERO))
-            .map(Busy::without_position))
+    /// Reads whether a name is busy, and whether a claim that waits has a position in its queue. `None`: the name is free or
+    /// belongs to this owner.
+    async fn find_busy(&self, id: &str, claim: &Claim) -> Outcome<Option<(Busy, bool)>> {
+        let fields = match claim.waiting {
+            true => documents::waiter_fields(&claim.owner),
+            false => documents::attempt_fields(),
+        };
+        let found = self.locks().find_one(doc! { "_id": id }).projection(fields).await?;
+        let Some(document) = found else { return Ok(None) };
+        let has_position = documents::position(&document).is_some();
+        Ok(match NameOutcome::of(&document, &claim.owner, false) {
+            Some(NameOutcome::Busy(busy)) if busy.left != Some(Duration::ZERO) => Some((busy, has_position)),
+            _ => None,
+        })
     }
 }

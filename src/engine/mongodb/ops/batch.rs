@@ -105,6 +105,7 @@ impl Core {
         let key = &first.keys()[0];
         caller.check()?;
         let number = queue.known.number(&first.owner);
+        let is_settled = number > 0 && !self.pool.is_without_majority();
         let waiter = Waiter {
             process: &queue.process,
             number,
@@ -130,7 +131,7 @@ impl Core {
                 .return_document(ReturnDocument::After)
                 .projection(fields)
                 .session(session);
-            if number == 0 {
+            if !is_settled {
                 entering = entering.write_concern(one_member());
             }
             let sent = Moment::now();
@@ -146,11 +147,12 @@ impl Core {
             Err(failure) if failure.is_duplicate_key() => Document::new(),
             Err(failure) => return Err(failure),
         };
-        let Some(outcome) = NameOutcome::of(&document, &first.owner, number > 0) else {
+        let Some(outcome) = NameOutcome::of(&document, &first.owner, is_settled) else {
             return Ok(claims.iter().map(|_| None).collect());
         };
         let positions = positions_in(&document);
         let left = documents::remaining(&document);
+        let is_foreign = documents::owner(&document).is_none();
         let mut uses = uses.into_iter();
         let outcome = match outcome {
             NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
@@ -165,7 +167,7 @@ impl Core {
         for claim in &claims[1..] {
             outcomes.push(match positions.get(claim.owner.as_str()) {
                 Some(at) => {
-                    queue.enter(claim, key, *at, left, uses.next().flatten());
+                    queue.enter(claim, key, *at, left, uses.next().flatten(), is_foreign);
                     Some(Ok(held(key, left)))
                 }
                 // The queue is full, or the name was handed off to this claim.

@@ -102,6 +102,16 @@
 //! order of their names, so `holder.since` is never the older of the two unless the wall clock was set back. One case remains: a
 //! wall clock that is set back across a restart, or within a second, on a server without a replica. Leases end by the same
 //! clock, so it must be kept steady there anyway.
+//!
+//! # A standalone server that becomes a replica set, or the other way round
+//! A service may run meanwhile. So the formula is not that of the server at `connect`: the reply to a stamp shows which clock drew
+//! it, because only a replica set returns the time of a write (`operationTime`). The stamp of a standalone server is marked in its
+//! document. Where the reply contradicts the mark, the engine draws another stamp with the right one. No token after a hand-off is
+//! computed from a marked stamp: the waiter draws one. A server that becomes a replica set has stopped, started, and elected its
+//! primary, so its clock is in a later second than the last stamp before, and the token is larger. In the other direction the
+//! second may be the same, and the milliseconds make the token larger, as after a restart.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 
@@ -115,7 +125,7 @@ pub(crate) struct Stamp {
     pub tick: Timestamp,
     /// The wall clock, read after it.
     pub since: DateTime,
-    /// Number of hand-offs since the stamp.
+    /// The field `handed`: the number of hand-offs since the stamp, and for a standalone server its mark.
     pub handed: u32,
 }
 
@@ -125,10 +135,14 @@ pub(crate) type StampOrder = (Timestamp, u32);
 /// Number of hand-offs after which a name gets a new stamp, so that its tokens stay within the second of the stamp.
 pub(crate) const MAX_HAND_OFFS: u32 = 100_000;
 
+/// Marks a stamp whose token has the formula of a standalone server. It is a part of the field `handed`, and beyond
+/// [`MAX_HAND_OFFS`]: no token is computed from such a stamp after a hand-off, and the next holder draws one.
+const OF_PROCESS: u32 = 1 << 30;
+
 /// Number of tokens in a second.
 const SECOND: u64 = 1_000_000;
 
-/// The formula of the token.
+/// The logical clock of the server, which decides the formula of the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// The logical clock outlives the process: replica sets and sharded clusters.
@@ -137,18 +151,47 @@ pub(crate) enum Clock {
     Process,
 }
 
-impl Stamp {
-    /// Returns the update that draws a stamp.
-    pub(crate) fn draw() -> Document {
-        doc! {
-            "$currentDate": { FENCE: { "$type": "timestamp" }, SINCE: true },
-            "$unset": { HANDED: "" },
+/// The clock that the server had when it last drew a stamp.
+pub(crate) struct ServerClock(AtomicBool);
+
+impl ServerClock {
+    pub(crate) fn new(clock: Clock) -> Self {
+        ServerClock(AtomicBool::new(clock == Clock::Cluster))
+    }
+
+    pub(crate) fn get(&self) -> Clock {
+        match self.0.load(Relaxed) {
+            true => Clock::Cluster,
+            false => Clock::Process,
         }
     }
 
-    /// Returns the update that copies this stamp to the other names of a claim.
+    pub(crate) fn set(&self, clock: Clock) {
+        self.0.store(clock == Clock::Cluster, Relaxed);
+    }
+}
+
+impl Stamp {
+    /// Returns the update that draws a stamp of this clock.
+    pub(crate) fn draw(clock: Clock) -> Document {
+        let mut update = doc! { "$currentDate": { FENCE: { "$type": "timestamp" }, SINCE: true } };
+        match clock {
+            Clock::Cluster => update.insert("$unset", doc! { HANDED: "" }),
+            Clock::Process => update.insert("$set", doc! { HANDED: OF_PROCESS as i32 }),
+        };
+        update
+    }
+
+    /// Returns the update that copies this stamp, which was drawn just now, to the other names of a claim.
     pub(crate) fn copy(&self) -> Document {
-        doc! { "$set": { FENCE: self.tick, SINCE: self.since }, "$unset": { HANDED: "" } }
+        let mut set = doc! { FENCE: self.tick, SINCE: self.since };
+        match self.clock() {
+            Clock::Cluster => doc! { "$set": set, "$unset": { HANDED: "" } },
+            Clock::Process => {
+                set.insert(HANDED, OF_PROCESS as i32);
+                doc! { "$set": set }
+            }
+        }
     }
 
     /// Reads the stamp of a document. `None`: it has none (yet).
@@ -161,6 +204,19 @@ impl Stamp {
             _ => 0,
         };
         Some(Stamp { tick, since, handed })
+    }
+
+    /// Returns the clock that drew it.
+    pub(crate) fn clock(&self) -> Clock {
+        match self.handed < OF_PROCESS {
+            true => Clock::Cluster,
+            false => Clock::Process,
+        }
+    }
+
+    /// Returns the number of hand-offs since it was drawn.
+    pub(crate) fn hand_offs(&self) -> u32 {
+        self.handed % OF_PROCESS
     }
 
     pub(crate) fn order(&self) -> StampOrder {
@@ -183,10 +239,10 @@ impl Stamp {
     }
 
     /// Returns the fencing token. `None`: the clock did not advance, and its second has no more tokens.
-    pub(crate) fn fence(&self, clock: Clock) -> Option<Fence> {
+    pub(crate) fn fence(&self) -> Option<Fence> {
         let second = u64::from(self.tick.time);
         let increment = u64::from(self.tick.increment);
-        let within = match clock {
+        let within = match self.clock() {
             Clock::Cluster => increment,
             Clock::Process => {
                 let wall = self.since.timestamp_millis();
@@ -195,7 +251,7 @@ impl Stamp {
                 millisecond * 500 + increment
             }
         };
-        let within = within + u64::from(self.handed);
+        let within = within + u64::from(self.hand_offs());
         (within < SECOND).then(|| Fence(second * SECOND + within))
     }
 }
@@ -213,9 +269,9 @@ mod tests {
         Stamp {
             tick: Timestamp { time, increment },
             since: DateTime::from_millis(since_ms),
-            handed: 0,
+            handed: if clock == Clock::Process { OF_PROCESS } else { 0 },
         }
-        .fence(clock)
+        .fence()
         .unwrap()
         .0
     }
@@ -240,9 +296,9 @@ mod tests {
             since: DateTime::from_millis(T_MS),
             handed,
         };
-        assert!(stamp(999_999, 0).fence(Clock::Cluster).is_some());
-        assert_eq!(stamp(1_000_000, 0).fence(Clock::Cluster), None);
-        assert_eq!(stamp(999_999, 1).fence(Clock::Cluster), None);
+        assert!(stamp(999_999, 0).fence().is_some());
+        assert_eq!(stamp(1_000_000, 0).fence(), None);
+        assert_eq!(stamp(999_999, 1).fence(), None);
         assert_eq!(Stamp::after(Fence(7_999_998)), Some(Fence(7_999_999)));
         assert_eq!(Stamp::after(Fence(7_999_999)), None);
     }

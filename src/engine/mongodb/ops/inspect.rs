@@ -56,7 +56,7 @@ impl Core {
 
     fn info_of(&self, key: &Key, found: &[Document]) -> Option<LockInfo> {
         let document = found.first()?;
-        Some(documents::info(key.as_str(), document, self.clock))
+        Some(documents::info(key.as_str(), document))
     }
 
     /// Returns the owner of a new lease whose token is written later.
@@ -111,10 +111,10 @@ impl Core {
             let ids: Vec<String> = without.keys().cloned().collect();
             let mut still_without = HashMap::new();
             for ids in ids.chunks(PAGE as usize) {
-                for document in in_time(page_timeout, self.read(ids)).await? {
+                for document in self.in_time(page_timeout, self.read(ids)).await? {
                     let entry = documents::id(&document).and_then(|id| without.remove_entry(id));
                     let Some((id, (at, owner))) = entry else { continue };
-                    list[at] = documents::info(&list[at].name, &document, self.clock);
+                    list[at] = documents::info(&list[at].name, &document);
                     if self.owner_without_token(&document) == Some(&owner) {
                         still_without.insert(id, (at, owner));
                     }
@@ -134,12 +134,14 @@ impl Core {
             let found = locks.find(filter).projection(fields);
             Ok(found.sort(doc! { "_id": 1 }).batch_size(PAGE).await?)
         });
-        let mut cursor = in_time(page_timeout, open).await?;
+        let mut cursor = self.in_time(page_timeout, open).await?;
         let mut list = Vec::new();
         let mut without = HashMap::new();
         loop {
             let page;
-            (cursor, page) = in_time(page_timeout, self.pool.call(Class::Query, || next_page(cursor))).await?;
+            (cursor, page) = self
+                .in_time(page_timeout, self.pool.call(Class::Query, || next_page(cursor)))
+                .await?;
             if page.is_empty() {
                 break;
             }
@@ -153,11 +155,19 @@ impl Core {
                 if let Some(owner) = self.owner_without_token(document) {
                     without.insert(id.to_owned(), (list.len(), owner.to_owned()));
                 }
-                list.push(documents::info(name, document, self.clock));
+                list.push(documents::info(name, document));
             }
         }
         self.add_tokens(&mut list, without, page_timeout).await?;
         Ok(list)
+    }
+
+    /// Waits for one page, for `limit` at most.
+    async fn in_time<T>(&self, limit: Duration, page: impl Future<Output = Outcome<T>>) -> Result<T> {
+        match tokio::time::timeout(limit, page).await {
+            Ok(answer) => answer.map_err(|failure: Failure| failure.during(LIST)),
+            Err(_) => Err(EngineError::no_answer(ENGINE, &self.address, LIST, limit)),
+        }
     }
 }
 
@@ -168,11 +178,4 @@ async fn next_page(mut cursor: Cursor<Document>) -> Outcome<(Cursor<Document>, V
         page.push(cursor.deserialize_current()?);
     }
     Ok((cursor, page))
-}
-
-async fn in_time<T>(limit: Duration, call: impl Future<Output = Outcome<T>>) -> Result<T> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(answer) => answer.map_err(|failure: Failure| failure.during(LIST)),
-        Err(_) => Err(EngineError::no_answer(ENGINE, "", LIST, limit)),
-    }
 }

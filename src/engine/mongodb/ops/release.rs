@@ -1,4 +1,8 @@
 //! Releases: a name with waiters is handed off to the first of them; any other document is deleted.
+//!
+//! The primary's acknowledgement is enough (`Namespace::release_concern`): the change stream announces a hand-off when the majority
+//! has it. A hand-off waits for the journal, so that this is soon. Only a name that stays busy (`keep`) waits for the majority: its
+//! lease may have ended earlier.
 
 use std::time::Duration;
 
@@ -7,6 +11,7 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::ReturnDocument;
 
 use crate::engine::Released;
+use crate::engine::mongodb::connection::session::journaled;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::fields::{OWNER, QUEUE};
 use crate::engine::mongodb::queue::Queue;
@@ -67,13 +72,14 @@ impl Core {
             }
         }
         let left = self
-            .locks()
+            .releases()
             .find_one_and_update(
                 held,
                 pipelines::release(&[claim.owner.as_str()], &queue.process, claim.fence),
             )
             .return_document(ReturnDocument::After)
             .projection(doc! { OWNER: 1 })
+            .write_concern(journaled())
             .await?;
         let Some(left) = left else { return Ok(0) };
         if left.get_str(OWNER).is_ok_and(|owner| owner.ends_with(pipelines::FREED)) {
@@ -85,14 +91,11 @@ impl Core {
 
     async fn delete(&self, ids: &[String], filter: Document) -> Outcome<u64> {
         // For one name a command that the driver retries after a failover.
-        let locks = self.locks();
-        let mut deletion = match ids.len() {
+        let locks = self.releases();
+        let deletion = match ids.len() {
             1 => locks.delete_one(filter),
             _ => locks.delete_many(filter),
         };
-        if let Some(concern) = &self.release_concern {
-            deletion = deletion.write_concern(concern.clone());
-        }
         Ok(deletion.await?.deleted_count)
     }
 
@@ -106,15 +109,17 @@ impl Core {
         last: Option<Fence>,
     ) -> Outcome<u64> {
         let Some(queue) = &self.queue else {
-            return Ok(self.locks().delete_many(filter).await?.deleted_count);
+            return Ok(self.releases().delete_many(filter).await?.deleted_count);
         };
         let deleted = self
-            .locks()
+            .releases()
             .delete_many(pipelines::narrowed(filter.clone(), false))
             .await?
             .deleted_count;
         let steps = pipelines::release(&[owner.as_str()], &queue.process, last);
-        let released = self.locks().update_many(filter, steps).await?.matched_count;
+        let locks = self.releases();
+        let update = locks.update_many(filter, steps).write_concern(journaled());
+        let released = update.await?.matched_count;
         if released > 0 {
             self.delete_marked(ids, &[owner.as_str()]).await?;
         }
@@ -129,7 +134,9 @@ impl Core {
         let ids = self.ids(claim);
         match &self.queue {
             None => {
-                self.locks().delete_many(documents::owned(&ids, &claim.owner)).await?;
+                self.releases()
+                    .delete_many(documents::owned(&ids, &claim.owner))
+                    .await?;
                 Ok(())
             }
             Some(queue) => {
@@ -142,8 +149,9 @@ impl Core {
     /// Releases what these owners hold of these names, and removes their positions.
     async fn release_touched(&self, queue: &Queue, ids: &[String], owners: &[&str]) -> Outcome<()> {
         let touched = pipelines::touched_by(ids, owners);
-        self.locks()
+        self.releases()
             .update_many(touched, pipelines::release(owners, &queue.process, None))
+            .write_concern(journaled())
             .await?;
         // Even without a match: an earlier call may have ended after it marked a document.
         self.delete_marked(ids, owners).await
@@ -151,7 +159,9 @@ impl Core {
 
     /// Deletes the documents that a release by these owners marked for deletion.
     async fn delete_marked(&self, ids: &[String], owners: &[&str]) -> Outcome<()> {
-        self.locks().delete_many(pipelines::marked_freed(ids, owners)).await?;
+        self.releases()
+            .delete_many(pipelines::marked_freed(ids, owners))
+            .await?;
         Ok(())
     }
 
@@ -198,7 +208,7 @@ impl Core {
             Some(queue) => self.release_touched(queue, &ids, &owners).await?,
             None => {
                 let owned = doc! { "_id": { "$in": &ids }, OWNER: { "$in": &owners } };
-                self.locks().delete_many(owned).await?;
+                self.releases().delete_many(owned).await?;
             }
         }
         Ok(released)
@@ -208,10 +218,10 @@ impl Core {
     pub(crate) async fn force_release(&self, key: &Key) -> Outcome<bool> {
         let busy = documents::busy(doc! { "_id": self.id(key) });
         if self.queue.is_none() {
-            return Ok(self.locks().delete_one(busy).await?.deleted_count == 1);
+            return Ok(self.releases().delete_one(busy).await?.deleted_count == 1);
         }
         let deleted = self
-            .locks()
+            .releases()
             .delete_one(pipelines::narrowed(busy.clone(), false))
             .await?;
         if deleted.deleted_count == 1 {
@@ -219,8 +229,9 @@ impl Core {
         }
         let with_waiters = pipelines::narrowed(busy, true);
         Ok(self
-            .locks()
+            .releases()
             .update_one(with_waiters, pipelines::hand_off())
+            .write_concern(journaled())
             .await?
             .matched_count
             == 1)

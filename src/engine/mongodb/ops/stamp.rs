@@ -5,11 +5,13 @@ use mongodb::options::ReturnDocument;
 
 use crate::clock::Moment;
 use crate::engine::Renewed;
+use crate::engine::mongodb::connection::session::Session;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::fields::{EXPIRES_AT, FENCE, HANDED, SINCE};
+use crate::engine::mongodb::ops::attempts::Caller;
 use crate::engine::mongodb::ops::clock_offset::{ClockReading, EstimatedEnd};
-use crate::engine::mongodb::ops::fence::{MAX_HAND_OFFS, Stamp, StampOrder, observed};
+use crate::engine::mongodb::ops::fence::{Clock, MAX_HAND_OFFS, Stamp, StampOrder, observed};
 use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, Fence};
 
@@ -36,13 +38,15 @@ impl Core {
     pub(crate) async fn stamp_all(
         &self,
         claim: &Claim,
+        caller: &Caller,
         names: &[Unstamped],
         newest: &mut Option<StampOrder>,
     ) -> Outcome<Option<Fence>> {
         if let [Unstamped { stamp: Some(first), .. }, others @ ..] = names
             && others.iter().all(|other| other.stamp == Some(*first))
-            && first.handed < MAX_HAND_OFFS
-            && first.fence(self.clock).is_some()
+            && first.hand_offs() < MAX_HAND_OFFS
+            && first.clock() == self.clock.get()
+            && first.fence().is_some()
         {
             // Handed off, or granted by an earlier attempt whose answer was lost: the same token. The renewal gives the stamp
             // the full write concern.
@@ -69,25 +73,13 @@ impl Core {
         }
         let mut unchanged = documents::owned(&ids[..1], &claim.owner);
         unchanged.insert(FENCE, observed(names[0].stamp));
-        let sent = Moment::now();
-        let document: Option<Document> = self
-            .locks()
-            .find_one_and_update(unchanged, Stamp::draw())
-            .return_document(ReturnDocument::After)
-            .projection(doc! { FENCE: 1, SINCE: 1 })
-            .await?;
-        let answered = Moment::now();
-        let Some(stamp) = document.as_ref().and_then(Stamp::of) else {
+        let Some((stamp, reading, drawn_by)) = self.draw_stamp(unchanged, caller).await? else {
             return Ok(None);
-        };
-        let reading = ClockReading {
-            time: stamp.since,
-            sent,
-            answered,
         };
         self.clock_offset.update(reading);
         *newest = Some(stamp.order()).max(*newest);
-        if !self.correct_ends(claim, &ids, names, reading).await? {
+        // Where the mark is wrong, the next round draws another stamp.
+        if drawn_by != stamp.clock() || !self.correct_ends(claim, &ids, names, reading).await? {
             return Ok(None);
         }
         let others = &ids[1..];
@@ -99,6 +91,41 @@ impl Core {
             }
         }
         self.fence(&stamp).map(Some)
+    }
+
+    /// Draws the stamp of a document, and finds out which clock drew it. `None`: the document has changed.
+    async fn draw_stamp(&self, unchanged: Document, caller: &Caller) -> Outcome<Option<(Stamp, ClockReading, Clock)>> {
+        let clock = self.clock.get();
+        let mut session = caller.session.get(&self.pool).await?;
+        let Session { connected, session } = &mut *session;
+        let sent = Moment::now();
+        let document: Option<Document> = connected
+            .locks
+            .find_one_and_update(unchanged, Stamp::draw(clock))
+            .return_document(ReturnDocument::After)
+            .projection(doc! { FENCE: 1, SINCE: 1, HANDED: 1 })
+            .session(&mut *session)
+            .await?;
+        let answered = Moment::now();
+        let Some(stamp) = document.as_ref().and_then(Stamp::of) else {
+            return Ok(None);
+        };
+        let is_of_cluster = session.operation_time().is_some_and(|time| time >= stamp.tick);
+        let drawn_by = if is_of_cluster { Clock::Cluster } else { Clock::Process };
+        if drawn_by != clock {
+            self.clock.set(drawn_by);
+            tracing::warn!(
+                address = self.address,
+                ?drawn_by,
+                "the server is of another kind than before"
+            );
+        }
+        let reading = ClockReading {
+            time: stamp.since,
+            sent,
+            answered,
+        };
+        Ok(Some((stamp, reading, drawn_by)))
     }
 
     /// Returns the stamp of names that one write inserted, if it proves the token and the end of the lease.
@@ -114,7 +141,7 @@ impl Core {
     }
 
     fn fence(&self, stamp: &Stamp) -> Outcome<Fence> {
-        stamp.fence(self.clock).ok_or_else(Failure::without_tokens)
+        stamp.fence().ok_or_else(Failure::without_tokens)
     }
 
     /// Corrects the estimated ends that contradict the server's clock. `false`: at least one of the names was gone.

@@ -13,6 +13,9 @@
 //! The driver resumes a broken stream once. After a gap a heartbeat for all names shows what the lost events would have shown.
 //! When another member is elected, the stream is opened there at once: the old primary may hang.
 
+#[cfg(test)]
+mod testing;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -42,12 +45,11 @@ const LINGER: Duration = if cfg!(test) {
 };
 /// How long the server lets a request of the stream wait for an event.
 const REQUEST: Duration = Duration::from_secs(30);
-/// The delays between attempts to open the stream.
+/// The delays between attempts.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// The time until a stream is requested again from a server that has no change streams for this user.
-const REFUSAL: Duration = Duration::from_secs(60);
-
+const REFUSAL: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// How long a call waits for a name before the stream is opened again to cover it.
 const SETTLE: Duration = Duration::from_millis(500);
 /// The shortest interval between two such openings.
@@ -57,7 +59,7 @@ const REOPEN: Duration = if cfg!(test) {
     Duration::from_secs(5)
 };
 /// Maximum number of names of a stream. Beyond it the stream covers all names of the collection.
-const MAX_NAMES: usize = 1000;
+const MAX_NAMES: usize = if cfg!(test) { 40 } else { 1000 };
 /// Number of names without waiters that a stream may cover, besides half of its names.
 const SPARE_NAMES: usize = 16;
 
@@ -147,7 +149,9 @@ impl Shared {
     /// Whether the stream lacks a name that has waiters, or covers many names without waiters.
     fn should_reopen(&self) -> bool {
         let state = self.state.lock();
-        let Some(covered) = &state.covered else { return false };
+        let Some(covered) = &state.covered else {
+            return state.names.len() <= MAX_NAMES / 2;
+        };
         let is_missing = state.names.keys().any(|name| !covered.contains(name));
         is_missing || covered.len() > 2 * state.names.len() + SPARE_NAMES
     }
@@ -168,6 +172,8 @@ impl Shared {
             match opened {
                 Ok(stream) => {
                     let opened = Instant::now();
+                    let _connection = self.pool.use_for_stream();
+                    self.state.lock().refused = None;
                     self.publish(Phase::Open);
                     if attempt > 1 {
                         (self.deliver)(Change::Gap);
@@ -337,22 +343,9 @@ impl Watcher {
         })
     }
 
-    /// Whether the server has refused a stream.
+    /// Whether the server has refused the last stream.
     pub(crate) fn is_refused(&self) -> bool {
         self.0.state.lock().refused.is_some()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_open(&self) -> bool {
-        matches!(*self.0.phase.borrow(), Phase::Open)
-    }
-
-    /// Makes every opening of the stream wait from now on. A stream that is open loses its events.
-    #[cfg(test)]
-    pub(crate) fn hang(&self) {
-        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
-        let before = self.0.state.lock().task.replace(task);
-        before.iter().for_each(AbortHandle::abort);
     }
 
     /// Closes the stream for good. Calls that wait for its opening fail.

@@ -32,6 +32,9 @@ use tokio::sync::watch;
 use crate::clock::Moment;
 use crate::engine::local_waiters::{self, LocalWaiters};
 use crate::engine::mongodb::connection::pool::{Class, Pool};
+use crate::engine::mongodb::connection::session::journaled;
+#[cfg(test)]
+use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
 use crate::engine::mongodb::queue::hand_off::Grant;
@@ -103,8 +106,23 @@ impl Queue {
     }
 
     #[cfg(test)]
+    pub(crate) fn covered_by_stream(&self) -> Option<usize> {
+        self.watcher.covered()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn refuse_stream(&self, failure: Failure) {
+        self.watcher.refuse(failure);
+    }
+
+    #[cfg(test)]
     pub(crate) fn hang(&self) {
         self.watcher.hang();
+    }
+
+    /// Whether the server has refused the change stream. Then waiters poll.
+    pub(crate) fn is_stream_refused(&self) -> bool {
+        self.watcher.is_refused()
     }
 
     /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
@@ -117,7 +135,9 @@ impl Queue {
         }
     }
 
-    /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`.
+    /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`. The waiters of the name poll
+    /// without a use of the stream, and where a gist process has the lease (`is_foreign`): the stream may not contain its
+    /// release.
     pub(crate) fn enter(
         self: &Arc<Self>,
         claim: &Claim,
@@ -125,8 +145,12 @@ impl Queue {
         number: u64,
         left: Option<Duration>,
         open: Option<StreamUse>,
+        is_foreign: bool,
     ) {
-        if self.known.enter(&claim.owner, key, number, left, || open) {
+        let polls = is_foreign || open.is_none();
+        let has_no_heartbeat = self.known.enter(&claim.owner, key, number, left, || open);
+        self.known.set_polls(key, polls);
+        if has_no_heartbeat {
             let queue = self.clone();
             tokio::spawn(FutureExt::boxed(async move {
                 queue.known.run_heartbeats(|names| queue.send_heartbeat(names)).await
@@ -214,7 +238,7 @@ impl Queue {
     fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken, grant: Option<Grant>) {
         let queue = self.clone();
         tokio::spawn(FutureExt::boxed(async move {
-            let (locks, process) = (queue.pool.locks(), queue.process.clone());
+            let (locks, process) = (queue.pool.releases(), queue.process.clone());
             let removal = || async move {
                 let waited_for = match grant {
                     Some(grant) => grant.unconfirmed(&id),
@@ -235,7 +259,7 @@ impl Queue {
     pub(crate) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
         let id = self.id(key);
         let waited_for = pipelines::waited_for_by(&id, &self.process, owner);
-        remove_waiter(&self.pool.locks(), &id, waited_for, owner, &self.process).await
+        remove_waiter(&self.pool.releases(), &id, waited_for, owner, &self.process).await
     }
 
     /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
@@ -298,9 +322,9 @@ impl Queue {
     }
 
     /// Subscribes a waiter to its notifications.
-    pub(crate) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> QueueSubscription {
+    pub(crate) fn subscribe(self: &Arc<Self>, claim: &Claim) -> QueueSubscription {
         QueueSubscription {
-            waiter: self.known.subscribe(owner),
+            waiter: self.known.subscribe(claim),
             queue: self.clone(),
             poll: Poll::default(),
         }
@@ -318,7 +342,7 @@ async fn remove_waiter(
 ) -> Outcome<()> {
     let owners = [owner.as_str()];
     let steps = pipelines::release(&owners, process, None);
-    let removed = locks.update_one(waited_for, steps).await?;
+    let removed = locks.update_one(waited_for, steps).write_concern(journaled()).await?;
     if removed.matched_count == 1 {
         let marked = pipelines::marked_freed(&[id.to_owned()], &owners);
         locks.delete_one(marked).await?;
@@ -335,15 +359,20 @@ pub(crate) struct QueueSubscription {
 
 #[async_trait]
 impl Subscription for QueueSubscription {
+    /// # Behavior
+    /// Where the document of the name has no owner, only the first waiter of the process polls. It wakes the others.
     async fn changed(&mut self) {
-        // A waiter without a position gets no notifications.
-        if self.queue.watcher.is_refused() || !self.waiter.is_queued() {
+        if !self.queue.is_stream_refused() && !self.waiter.polls() {
+            return self.waiter.changed().await;
+        }
+        loop {
             tokio::select! {
-                () = self.waiter.changed() => {}
+                () = self.waiter.changed() => return,
                 () = self.poll.changed() => {}
             }
-        } else {
-            self.waiter.changed().await;
+            if self.queue.is_stream_refused() || self.waiter.is_first() {
+                return;
+            }
         }
     }
 

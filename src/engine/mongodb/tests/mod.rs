@@ -147,6 +147,7 @@ async fn document(engine: &MongodbEngine, name: &str) -> Option<Document> {
 
 mod batches;
 mod cases;
+mod change_stream;
 mod hand_off;
 mod inspect;
 mod monitor;

@@ -2,11 +2,12 @@
 
 use std::sync::LazyLock;
 
-use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress};
+use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress, WriteConcern};
 
 use super::queue::{hold, notified, release, two, wait, waiting};
 use super::*;
 use crate::engine::mongodb::config::{ClientSettings, PemText};
+use crate::engine::mongodb::connection::openings::OpenConnections;
 use crate::engine::mongodb::connection::pool::{Class, Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
 
@@ -28,7 +29,9 @@ fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
         database: "d".into(),
         collection: "c".into(),
         options: CollectionOptions::default(),
+        release_concern: WriteConcern::default(),
     };
+    let size = (size, OpenConnections::of(size));
     Pool::new(client, settings, namespace, monitor, size, store_timeout)
 }
 
@@ -63,8 +66,13 @@ async fn a_renewal_does_not_wait_behind_the_attempts_of_waiters() {
 
 /// Counts permits of a class that are available at once.
 async fn available(pool: &Pool, class: Class<'_>) -> usize {
+    available_within(pool, class, Duration::from_millis(20)).await
+}
+
+/// Counts permits of a class that are available, each one within this time.
+async fn available_within(pool: &Pool, class: Class<'_>, limit: Duration) -> usize {
     let mut permits = Vec::new();
-    while let Ok(permit) = tokio::time::timeout(Duration::from_millis(20), pool.permit(class)).await {
+    while let Ok(permit) = tokio::time::timeout(limit, pool.permit(class)).await {
         permits.push(permit);
     }
     permits.len()
@@ -160,7 +168,9 @@ async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
             let released = tokio::time::timeout(Duration::from_secs(3), release).await;
             assert_eq!(released.expect("the attempt has ended").unwrap(), Released::NotHeld);
         }
-        assert_eq!(available(&theirs.pool, Class::Acquire(&NAME)).await, 40);
+        // Connections are opened for them.
+        let limit = Duration::from_secs(1);
+        assert_eq!(available_within(&theirs.pool, Class::Acquire(&NAME), limit).await, 40);
     })
     .await;
 }

@@ -16,7 +16,7 @@ pub(super) use self::tls::{client, tls_config};
 pub(super) use self::url::Sentinels;
 use self::url::Source;
 use super::keys::Layout;
-use crate::engine::{Credentials, Settings, TlsFiles};
+use crate::engine::{Credentials, Settings, TlsFiles, Warnings};
 use crate::error::LockError;
 
 const DEFAULT_PREFIX: &str = "lock:";
@@ -48,11 +48,13 @@ pub struct RedisConfig {
     pub(super) min_replicas: u32,
     /// The event loop of the callers, if it can poll a socket.
     pub(super) event_loop: Option<Arc<dyn crate::event_loop::EventLoop>>,
+    /// Receives the warnings.
+    pub(super) warnings: Option<Arc<Warnings>>,
 }
 
 impl RedisConfig {
-    /// Understands `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path`, `redis+sentinel://…` (a list of sentinels in the
-    /// place of the host, and the master's name before the database), and both with `rediss` for TLS.
+    /// Understands `redis://[user[:password]@]host[:port][/database][?sharded=true]`, `redis+unix:///path`, `redis+sentinel://…`
+    /// (a list of sentinels in the place of the host, and the master's name before the database), and both with `rediss` for TLS.
     ///
     /// # Behavior
     /// Port 6379 (26379 for sentinels) and database 0 where the URL names none. A user without a password logs in with
@@ -74,15 +76,18 @@ impl RedisConfig {
                 "a URL without TLS",
             ));
         }
+        let prefix = settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX);
+        let layout = Layout::new(prefix, matches!(source, Source::Url | Source::Sentinels(_)));
         let config = RedisConfig {
             server: prepare(server, ProtocolVersion::RESP3, settings)?,
             source,
             tls: secure.then(|| settings.tls.clone()),
             credentials: settings.credentials.clone(),
-            layout: Layout::new(settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX)),
+            layout,
             limit: settings.store_timeout,
             min_replicas: settings.min_replicas,
             event_loop: settings.event_loop.clone(),
+            warnings: settings.warnings.clone(),
         };
         if let Some(files) = &config.tls {
             certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
@@ -121,10 +126,15 @@ impl RedisConfig {
         }
     }
 
+    /// Whether the server is one address of several servers, each with a part of the slots.
+    pub(super) fn is_sharded(&self) -> bool {
+        matches!(self.source, Source::Sharded)
+    }
+
     pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.source {
             Source::Sentinels(sentinels) => Some(sentinels),
-            Source::Url | Source::Cluster(_) => None,
+            Source::Url | Source::Sharded | Source::Cluster(_) => None,
         }
     }
 
@@ -132,7 +142,7 @@ impl RedisConfig {
     /// server that hangs must not use up the time in which the other one could be found.
     pub(super) fn opening_limit(&self) -> Duration {
         match self.source {
-            Source::Url => self.limit,
+            Source::Url | Source::Sharded => self.limit,
             Source::Sentinels(_) | Source::Cluster(_) => self.limit / 2,
         }
     }
@@ -140,7 +150,7 @@ impl RedisConfig {
     /// Returns the first server that the URL names: the server itself, a sentinel, or a node.
     pub(super) fn first_address(&self) -> &ConnectionAddr {
         match &self.source {
-            Source::Url | Source::Cluster(_) => self.server.addr(),
+            Source::Url | Source::Sharded | Source::Cluster(_) => self.server.addr(),
             Source::Sentinels(sentinels) => sentinels.sentinels[0].addr(),
         }
     }
@@ -148,7 +158,7 @@ impl RedisConfig {
     /// Host and port, for messages.
     pub(super) fn address(&self) -> String {
         match &self.source {
-            Source::Url | Source::Cluster(_) => show_address(self.server.addr()),
+            Source::Url | Source::Sharded | Source::Cluster(_) => show_address(self.server.addr()),
             Source::Sentinels(sentinels) => sentinels.to_string(),
         }
     }

@@ -11,8 +11,11 @@ use crate::engine::config::unknown_option;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
-const RULE: &str =
-    "must be redis://[user[:password]@]host[:port][/database] or rediss://…, special characters percent-encoded";
+const RULE: &str = "must be redis://[user[:password]@]host[:port][/database][?sharded=true] or rediss://…, special characters percent-encoded";
+/// The options of `redis+unix://`.
+const SOCKET_OPTIONS: [&str; 3] = ["db", "user", "pass"];
+/// The options of `redis+sentinel://`. The last one is for `rediss+sentinel://`.
+const SENTINEL_OPTIONS: [&str; 3] = ["sentinelUsername", "sentinelPassword", "sentinelTls"];
 const SENTINEL_RULE: &str = "must be redis+sentinel://[user[:password]@]sentinel[:port],sentinel[:port]/master[/database] \
                              or rediss+sentinel://…, special characters percent-encoded";
 
@@ -40,6 +43,8 @@ pub(in super::super) struct Sentinels {
 pub(in super::super) enum Source {
     /// The URL.
     Url,
+    /// The URL, which is one address of several servers with a part of the slots each.
+    Sharded,
     /// Sentinels, asked for each connection.
     Sentinels(Arc<Sentinels>),
     /// The nodes of a cluster. The URL names some of them.
@@ -87,29 +92,32 @@ impl Source {
                 Ok((server, Source::Url))
             }
             _ => {
-                let server = read_node(url).map_err(|got| invalid(RULE, got))?;
-                Ok((server, Source::Url))
+                let (server, is_sharded) = read_node(url).map_err(|got| invalid(RULE, got))?;
+                Ok((server, if is_sharded { Source::Sharded } else { Source::Url }))
             }
         }
     }
 }
 
-/// The server of `redis://` and `rediss://`.
-fn read_node(url: &str) -> Result<ConnectionInfo, String> {
-    let parsed = Url::parse(url).map_err(|error| format!("a URL that does not parse ({error})"))?;
+/// The server of `redis://` and `rediss://`, and whether it is one address of several servers.
+fn read_node(url: &str) -> Result<(ConnectionInfo, bool), String> {
+    let mut parsed = Url::parse(url).map_err(|error| format!("a URL that does not parse ({error})"))?;
     if parsed.host_str().is_none_or(str::is_empty) {
         return Err("a URL without a host".into());
     }
-    if parsed.query().is_some() || parsed.fragment().is_some() {
-        return Err("a URL with something after a \"?\" or \"#\"".into());
+    let is_sharded = parsed.query() == Some("sharded=true");
+    if parsed.fragment().is_some() || parsed.query().is_some() && !is_sharded {
+        return Err("a URL with something after a \"?\" (other than sharded=true) or a \"#\"".into());
     }
+    parsed.set_query(None);
     if !is_database(parsed.path().strip_prefix('/').unwrap_or_default()) {
         return Err("a URL whose path is not the number of a database".into());
     }
     if !matches!(parsed.scheme(), "redis" | "rediss") {
         return Err("another scheme".into());
     }
-    parsed.into_connection_info().map_err(|error| error.to_string())
+    let server = parsed.into_connection_info().map_err(|error| error.to_string())?;
+    Ok((server, is_sharded))
 }
 
 /// The server of `redis+unix://`: a Unix socket.
@@ -119,8 +127,12 @@ fn read_socket(url: &str) -> Result<ConnectionInfo, String> {
         return Err("a URL without an absolute path".into());
     }
     for (name, value) in parsed.query_pairs() {
-        if !matches!(&*name, "db" | "user" | "pass") || (name == "db" && !is_database(&value)) {
-            return Err(unknown_option(&name, parsed.query().unwrap_or_default()));
+        if !SOCKET_OPTIONS.contains(&&*name) || (name == "db" && !is_database(&value)) {
+            return Err(unknown_option(
+                &name,
+                parsed.query().unwrap_or_default(),
+                &SOCKET_OPTIONS,
+            ));
         }
     }
     parsed.into_connection_info().map_err(|error| error.to_string())
@@ -145,7 +157,7 @@ fn read_sentinels(secure: bool, rest: &str, settings: &Settings) -> Result<(Conn
                 sentinels_secure = value == "true";
                 login
             }
-            _ => return Err(unknown_option(&name, "")),
+            _ => return Err(unknown_option(&name, "", &SENTINEL_OPTIONS)),
         };
     }
     let servers = list.servers(secure, SENTINEL_PORT, database)?;
@@ -233,6 +245,7 @@ mod tests {
         );
         assert!(!format!("{config:?}").contains("secret"), "{config:?}");
         for url in [
+            "redis://h/?sharded=true",
             "redis+sentinel://h/m",
             "rediss+sentinel://h/m?sentinelTls=false",
             "redis+sentinel://h/m/",
@@ -261,6 +274,8 @@ mod tests {
             "redis://h/-1",
             "redis://h/99999999999",
             "redis://h?secret=1",
+            "redis://h?sharded=true&secret=1",
+            "redis://h?sharded=secret",
             "redis://h#secret",
             "redis://:secret%ff@h",
             "rediss://not a host:secret@h h",

@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use redis::aio::PubSub;
 use redis::io::AsyncDNSResolver;
 use redis::io::tcp::socket2::SockRef;
 use redis::{
@@ -15,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::redis::config::{RedisConfig, keepalive, show_address, tls_config};
 use crate::engine::redis::error::Failure;
@@ -97,6 +99,7 @@ pub(super) async fn fast_path(
         return Ok(None);
     }
     let settings = login(config).await?;
+    let started = Moment::now();
     let mut stream = connect(host, *port).await?;
     let (stream, session, version) = match &config.tls {
         None => {
@@ -104,14 +107,14 @@ pub(super) async fn fast_path(
             (stream, None, version)
         }
         Some(files) => {
-            let name = files.server_name.as_deref().unwrap_or(host).to_owned();
-            let mut stream = shake_hands(files, name, stream).await?;
+            let mut stream = shake_hands(files, host, stream).await?;
             let version = log_in(&mut stream, config, address, &settings).await?;
             let (stream, session) = stream.into_inner();
             (stream, Some(session), version)
         }
     };
     let fast_path = FastPath::new(stream, session, version, config.layout.clone(), 2 * config.limit)?;
+    fast_path.health().measured(started.elapsed());
     Ok(Some(fast_path))
 }
 
@@ -125,7 +128,21 @@ async fn connect(host: &str, port: u16) -> RedisResult<TcpStream> {
     Ok(stream)
 }
 
-async fn shake_hands(files: &TlsFiles, name: String, stream: TcpStream) -> RedisResult<TlsStream<TcpStream>> {
+/// Opens a connection for the messages of a server.
+pub(in crate::engine::redis) async fn pubsub(server: &ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<PubSub> {
+    let (ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) = server.addr() else {
+        return Err(io::Error::from(ErrorKind::Unsupported).into());
+    };
+    let (stream, login) = (connect(host, *port).await?, server.redis_settings());
+    match tls {
+        None => PubSub::new(login, stream).await,
+        Some(files) => PubSub::new(login, shake_hands(files, host, stream).await?).await,
+    }
+}
+
+/// Starts TLS with a host. Its certificate is for the name in the settings, if they have one.
+async fn shake_hands(files: &TlsFiles, host: &str, stream: TcpStream) -> RedisResult<TlsStream<TcpStream>> {
+    let name = files.server_name.as_deref().unwrap_or(host).to_owned();
     let name = ServerName::try_from(name).map_err(io::Error::other)?;
     let stream = TlsConnector::from(tls_config(files)?).connect(name, stream).await?;
     Ok(stream)

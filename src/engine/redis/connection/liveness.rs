@@ -26,14 +26,18 @@ struct Unanswered {
     calls: usize,
     /// When the last reply arrived, or when the oldest of them was sent: a server replies in the order of the calls.
     since: Moment,
+    /// The usual time of a reply: the last one, or half of the sum of the last one and longer ones before.
+    round_trip: Duration,
     /// The number of callers in a row that were dropped after a significant time without any reply.
     dropped: u32,
     /// When the last of them was dropped. Calls that wait at the same time count once.
     last_dropped: Option<Moment>,
 }
 
-/// A call that waited less than this says nothing about the connection when it is dropped.
+/// A call that waited less than this, or less than two usual round trips, says nothing about the connection when it is dropped.
 pub(in super::super) const SIGNIFICANT_WAIT: Duration = Duration::from_millis(75);
+/// A call that waited for this long counts, whatever the usual round trip is: one late reply must not hide a silence for long.
+const LONG_WAIT: Duration = Duration::from_secs(1);
 /// This many callers in a row that were dropped in silence make a connection suspect. A renewal waits only for a part of its
 /// lease, and has to find a better connection while the lease lasts.
 const SUSPECT: u32 = 2;
@@ -43,6 +47,7 @@ impl Health {
         let unanswered = Unanswered {
             calls: 0,
             since: Moment::now(),
+            round_trip: Duration::ZERO,
             dropped: 0,
             last_dropped: None,
         };
@@ -79,12 +84,22 @@ impl Health {
         unanswered.calls += 1;
     }
 
-    /// Records that a call has ended with a reply or an error. Either ends the silence.
-    pub(in super::super) fn replied(&self) {
+    /// Records that a call has ended with a reply or an error. Either ends the silence. `round_trip`: the time since the call was
+    /// sent, if it is known.
+    pub(in super::super) fn replied(&self, round_trip: Option<Duration>) {
+        if let Some(round_trip) = round_trip {
+            self.measured(round_trip);
+        }
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         unanswered.since = Moment::now();
         unanswered.dropped = 0;
+    }
+
+    /// Records a round trip on the connection, or the time of a few of them in which it was opened.
+    pub(in super::super) fn measured(&self, round_trip: Duration) {
+        let mut unanswered = self.unanswered();
+        unanswered.round_trip = round_trip.max((unanswered.round_trip + round_trip) / 2);
     }
 
     /// Records that a call was removed before it was sent.
@@ -98,7 +113,8 @@ impl Health {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         let silence = sent.elapsed().min(unanswered.since.elapsed());
-        if silence >= SIGNIFICANT_WAIT && unanswered.last_dropped.is_none_or(|last| last <= sent) {
+        let is_significant = silence >= SIGNIFICANT_WAIT.max((2 * unanswered.round_trip).min(LONG_WAIT));
+        if is_significant && unanswered.last_dropped.is_none_or(|last| last <= sent) {
             unanswered.dropped += 1;
             unanswered.last_dropped = Some(Moment::now());
         }
@@ -127,13 +143,13 @@ mod tests {
         assert!(!health.is_lost(SILENCE_LIMIT));
         pass(1).await;
         assert!(health.is_lost(SILENCE_LIMIT), "the first call waits for 5 s");
-        health.replied();
+        health.replied(None);
         assert!(!health.is_lost(SILENCE_LIMIT), "a late reply: it lives");
         pass(4).await;
         assert!(!health.is_lost(SILENCE_LIMIT));
         pass(1).await;
         assert!(health.is_lost(SILENCE_LIMIT), "nothing came after that one reply");
-        health.replied();
+        health.replied(None);
         pass(60).await;
         assert!(!health.is_lost(SILENCE_LIMIT));
         health.mark_dead();
@@ -152,7 +168,7 @@ mod tests {
         let long = Duration::from_millis(500);
         assert!(!drop_after(long).await);
         health.sent(Moment::now());
-        health.replied();
+        health.replied(None);
         assert!(!drop_after(long).await, "a reply arrived in between");
         assert!(
             !drop_after(Duration::from_millis(10)).await,
@@ -160,6 +176,21 @@ mod tests {
         );
         assert!(drop_after(long).await);
         assert!(Health::new().unanswered().dropped == 0);
+        health.sent(Moment::now());
+        health.replied(Some(Duration::from_millis(300)));
+        assert!(
+            !drop_after(long).await && !drop_after(long).await,
+            "less than two round trips"
+        );
+        let longer = Duration::from_millis(600);
+        assert!(!drop_after(longer).await && drop_after(longer).await);
+        health.sent(Moment::now());
+        health.replied(Some(Duration::from_secs(3)));
+        let longest = Duration::from_millis(1500);
+        assert!(
+            !drop_after(longest).await && drop_after(longest).await,
+            "one late reply"
+        );
         let patient = Health::new();
         let sent = Moment::now();
         patient.sent(sent);

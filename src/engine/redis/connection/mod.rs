@@ -8,6 +8,7 @@
 //! but silent (a proxy that lost its other side, a peer that vanished).
 
 pub(super) mod dial;
+pub(super) mod eviction;
 mod fast_path;
 pub(super) mod liveness;
 pub(super) mod probe;
@@ -222,7 +223,9 @@ impl Link {
             Some(_) if is_refused_login(&error) => Failure::NoLogin(format!("{address} refused it: {error}")),
             _ => Failure::connect(&address, error),
         };
+        let started = Moment::now();
         let mut multiplexed = opening.await.map_err(cannot_connect)?;
+        health.measured(started.elapsed());
         if self.config.sentinels().is_some() {
             sentinel::confirm(&mut multiplexed, &address).await?;
         }
@@ -251,6 +254,9 @@ impl Link {
         match &opened {
             Ok(connection) if !connection.health.is_dead() => {
                 state.slot = Slot::Open(connection.clone());
+                if !self.is_subscribed_on(generation) {
+                    self.restore(&mut state);
+                }
                 drop(state);
                 if generation > 1 {
                     // Messages of the time without a connection were lost.
@@ -292,7 +298,7 @@ impl Link {
         self.lose(stray);
     }
 
-    /// Reconnects in the background if there are subscribers.
+    /// Reconnects in the background, and subscribes again, if there are subscribers.
     fn restore(self: &Arc<Self>, state: &mut State) {
         if state.restoring || self.topics.is_empty() {
             return;
@@ -320,7 +326,7 @@ impl Drop for Link {
     }
 }
 
-/// Reconnects until there is a connection or no subscriber is left.
+/// Reconnects until there is a connection with all subscriptions, or no subscriber is left.
 async fn keep_trying(link: Weak<Link>) {
     let mut backoff = RECONNECT;
     loop {
@@ -328,9 +334,12 @@ async fn keep_trying(link: Weak<Link>) {
         tokio::time::sleep(backoff.delay()).await;
         let Some(link) = link.upgrade() else { return };
         let outcome = link.connection().await;
+        if let Ok(connection) = &outcome {
+            link.subscribe_refused(connection).await;
+        }
         let mut state = link.state();
         let settled = match &state.slot {
-            Slot::Open(connection) => !connection.health.is_dead(),
+            Slot::Open(connection) => !connection.health.is_dead() && link.is_subscribed_on(connection.generation),
             Slot::Closed => true,
             _ => link.topics.is_empty(),
         };

@@ -126,6 +126,13 @@ impl Topics {
         }
     }
 
+    /// Returns the channels with receivers to which a connection is not subscribed.
+    fn unconfirmed(&self, generation: u64) -> Vec<Arc<Topic>> {
+        let mut topics = self.wanted();
+        topics.retain(|topic| topic.confirmed.load(Ordering::Relaxed) != generation);
+        topics
+    }
+
     fn wanted(&self) -> Vec<Arc<Topic>> {
         self.lock()
             .values()
@@ -185,11 +192,45 @@ impl Link {
                 Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
                 // The subscriber of a slot's channel searches for the node that serves the slot now.
                 Err(error) if self.sharded => tracing::debug!(%error, "a node refused a subscription"),
-                // Locks work without notifications: the service polls now and then.
-                Err(error) => tracing::warn!(%error, "the server refused a subscription"),
+                // Locks work without notifications: the service polls now and then. `keep_trying` subscribes again.
+                Err(error) => {
+                    tracing::warn!(%error, "the server refused a subscription");
+                    some.iter()
+                        .for_each(|topic| topic.confirmed.store(0, Ordering::Relaxed));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Whether a channel has receivers.
+    pub(in super::super) fn is_subscribed_to(&self, channel: &str) -> bool {
+        self.topics.lock().contains_key(channel)
+    }
+
+    /// Whether the server of a connection has confirmed every subscription. Always true in a cluster: each channel has its own
+    /// subscriber.
+    pub(super) fn is_subscribed_on(&self, generation: u64) -> bool {
+        self.sharded || self.topics.unconfirmed(generation).is_empty()
+    }
+
+    /// Subscribes again to the channels that the server refused, and wakes their receivers: messages were lost.
+    pub(super) async fn subscribe_refused(self: &Arc<Self>, connection: &Arc<Connection>) {
+        if self.is_subscribed_on(connection.generation) {
+            return;
+        }
+        for topic in self.topics.unconfirmed(connection.generation) {
+            let _turn = topic.turn.lock().await;
+            // Another call may have subscribed or unsubscribed meanwhile.
+            let unconfirmed = self.topics.unconfirmed(connection.generation);
+            if !unconfirmed.iter().any(|other| Arc::ptr_eq(other, &topic)) {
+                continue;
+            }
+            let entered = self.in_time(connection, self.enter(connection, std::slice::from_ref(&topic)));
+            if entered.await.is_ok() {
+                topic.notify(b"");
+            }
+        }
     }
 
     /// Sends the subscriptions to the server.

@@ -31,9 +31,10 @@ impl Link {
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
         if let Some(fast_path) = self.fast_path() {
-            return match self.by_fast_path(&fast_path, call, attempt).await {
+            let answer = self.by_fast_path(&fast_path, call, attempt).await;
+            return match answer {
                 Err(failure) if failure.is_unknown_script() => {
-                    self.by_fast_path(&fast_path, &script.with_source(call), None).await
+                    Box::pin(self.run_unknown(&fast_path, script, call, attempt)).await
                 }
                 answer => answer,
             };
@@ -124,6 +125,26 @@ impl Link {
             Box::pin(send(connection, cmd, asking)).await?.extract_error()
         };
         self.exchange(connection, reply).await
+    }
+
+    /// Runs a script that the server did not know a moment ago. The first of many calls contains the text, and the server executes
+    /// the others after it.
+    async fn run_unknown(
+        &self,
+        fast_path: &FastPath,
+        script: &Script,
+        call: &Cmd,
+        attempt: Attempt<'_>,
+    ) -> Result<Value, Failure> {
+        if let Some(_loading) = fast_path.begin_load() {
+            return self.by_fast_path(fast_path, &script.with_source(call), attempt).await;
+        }
+        match self.by_fast_path(fast_path, call, attempt).await {
+            Err(failure) if failure.is_unknown_script() => {
+                self.by_fast_path(fast_path, &script.with_source(call), attempt).await
+            }
+            answer => answer,
+        }
     }
 
     async fn by_fast_path(&self, fast_path: &FastPath, cmd: &Cmd, attempt: Attempt<'_>) -> Result<Value, Failure> {
@@ -238,7 +259,7 @@ impl<'a, F: Fn(bool)> Waiting<'a, F> {
 impl<F: Fn(bool)> Drop for Waiting<'_, F> {
     fn drop(&mut self) {
         if self.answered {
-            self.health.replied();
+            self.health.replied(Some(self.sent.elapsed()));
         } else {
             (self.left)(self.health.dropped(self.sent, self.silence_limit));
         }

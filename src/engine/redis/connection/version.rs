@@ -35,7 +35,7 @@ pub(in super::super) async fn check_server(link: &Arc<Link>, in_cluster: bool) -
     };
     let wrong = match text_of("mode") {
         Some("sentinel") => Some(Kind::Sentinel),
-        Some("cluster") if !in_cluster => Some(Kind::ClusterNode),
+        Some("cluster") if !in_cluster && !link.config().is_sharded() => Some(Kind::ClusterNode),
         _ => None,
     };
     if let Some(kind) = wrong {

@@ -11,19 +11,17 @@ use super::in_flight::pushes::Channel;
 use super::in_flight::{InFlight, Single};
 use super::pipeline::{Batch, Kind};
 use super::record::{Record, Records};
-use super::resp;
 use crate::clock::Moment;
 use crate::engine::redis::connection::liveness::Health;
 use crate::engine::redis::error::passes;
-use crate::engine::redis::keys::{LAST, Layout};
-use crate::engine::redis::scripts::{RECORD, SEED_COUNTER};
+use crate::engine::redis::keys::Layout;
+use crate::engine::redis::scripts::RECORD;
 use crate::model::OwnerToken;
 
 /// How much is read at once, unless a reply is longer.
 pub(super) const CHUNK: usize = 64 * 1024;
-/// The interval at which the counter of fencing tokens is raised to the server's clock.
-const SEED_EVERY: Duration = Duration::from_secs(1);
-
+/// How long plain commands may draw fencing tokens after a script has raised the counter to the server's clock.
+const SEEDED_FOR: Duration = Duration::from_secs(1);
 /// The interval at which refused records are sent again, and the largest number of them.
 const REPEAT_EVERY: Duration = Duration::from_secs(1);
 const MOST_REFUSED: usize = 4096;
@@ -48,10 +46,8 @@ pub(super) struct State {
     pub(super) under_way: usize,
     /// The records that are not written yet. A release removes the one of its lease.
     pub(super) records: Records,
-    /// When the counter of fencing tokens was last raised to the server's clock.
+    /// When the last script was sent that has raised the counter of fencing tokens to the server's clock.
     pub(super) seeded: Option<Moment>,
-    /// The last attempt to raise it failed.
-    pub(super) unseeded: bool,
     /// Records that the server refused for now (out of memory, busy, a full disk), and when they were last sent.
     pub(super) refused_records: (Vec<Cmd>, Moment),
     /// Records that were in flight when the fast path ended.
@@ -78,7 +74,6 @@ impl State {
             refused_records: (Vec::new(), Moment::now()),
             lost_records: Vec::new(),
             seeded: None,
-            unseeded: false,
             since: Moment::now(),
         }
     }
@@ -86,6 +81,11 @@ impl State {
     /// Whether there is nothing to send and no reply to wait for.
     pub(super) fn is_idle(&self) -> bool {
         self.under_way == 0 && self.records.is_empty() && self.refused_records.0.is_empty()
+    }
+
+    /// Whether a script has raised the counter of fencing tokens to the server's clock within [`SEEDED_FOR`].
+    pub(super) fn is_seeded(&self) -> bool {
+        self.seeded.is_some_and(|last| last.elapsed() < SEEDED_FOR)
     }
 
     /// Adds the receiver of a reply.
@@ -103,9 +103,6 @@ impl State {
         let is_other = |batch: &&Batch| !batch.is_empty() && (batch.kind() == Kind::Script) != (kind == Kind::Script);
         if is_behind || self.batches.iter().any(|batch| is_other(&batch)) {
             self.seal();
-        }
-        if kind == Kind::Acquire {
-            self.seed();
         }
         self.under_way += 1;
         &mut self.batches[kind as usize]
@@ -146,17 +143,6 @@ impl State {
         self.batches[Kind::Release as usize].is_unknown();
     }
 
-    /// Raises the counter of fencing tokens to the server's clock, if the last time is long ago.
-    pub(super) fn seed(&mut self) {
-        if self.seeded.is_none_or(|last| last.elapsed() >= SEED_EVERY) {
-            self.seal();
-            self.seeded = Some(Moment::now());
-            // Sent with its text, because it is rare and short.
-            resp::write(&mut self.out, &["EVAL", SEED_COUNTER.source(), "1", LAST]);
-            self.wait(Single::Seed);
-        }
-    }
-
     pub(super) fn answer(&mut self, asked: Single, reply: Value) {
         // The receiver may have been dropped.
         match asked {
@@ -167,12 +153,6 @@ impl State {
             Single::Subscribe => {
                 if let Some(channel) = &mut self.channel {
                     channel.is_confirmed = matches!(reply, Value::Push { .. });
-                }
-            }
-            Single::Seed => {
-                self.unseeded = !matches!(reply, Value::Int(_));
-                if self.unseeded {
-                    self.seeded = None;
                 }
             }
             Single::Record(call) => {
@@ -261,12 +241,12 @@ mod tests {
     fn take(state: &mut State, claim: &Claim) {
         let batch = state.batch_for(Kind::Acquire, Some(&claim.owner));
         // The caller waits.
-        std::mem::forget(batch.add_acquisition(&Layout::new("lock:"), claim));
+        std::mem::forget(batch.add_acquisition(&Layout::new("lock:", true), claim));
     }
 
     fn free(state: &mut State, claim: &Claim) {
         let batch = state.batch_for(Kind::Release, Some(&claim.owner));
-        drop(batch.add_release(&Layout::new("lock:"), &RELEASE, claim, Some("process")));
+        drop(batch.add_release(&Layout::new("lock:", true), &RELEASE, claim, Some("process")));
     }
 
     /// Returns the output as its verbs and owners.
@@ -282,14 +262,8 @@ mod tests {
         text.split("\r\n").filter_map(name).collect()
     }
 
-    fn unseeded() -> State {
+    fn state() -> State {
         State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()))
-    }
-
-    fn seeded() -> State {
-        let mut state = unseeded();
-        state.seeded = Some(Moment::now());
-        state
     }
 
     fn knows(mut state: State, claim: &Claim) -> State {
@@ -304,7 +278,7 @@ mod tests {
     #[test]
     fn releases_go_out_first() {
         let claims = claims(4);
-        let mut state = knows(seeded(), &claims[0]);
+        let mut state = knows(state(), &claims[0]);
         for i in 0..2 {
             take(&mut state, &claims[i]);
             free(&mut state, &claims[2 + i]);
@@ -319,7 +293,7 @@ mod tests {
     #[test]
     fn a_release_goes_behind_what_its_owner_has_asked_for() {
         let claims = claims(2);
-        let mut state = knows(seeded(), &claims[0]);
+        let mut state = knows(state(), &claims[0]);
         take(&mut state, &claims[0]);
         take(&mut state, &claims[1]);
         free(&mut state, &claims[1]);
@@ -336,21 +310,8 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_drawn_after_the_counter_is_raised() {
-        let (claims, mut state) = (claims(1), unseeded());
-        take(&mut state, &claims[0]);
-        state.seal();
-        assert_eq!(
-            written(&state, &claims),
-            ["EVAL", "EXISTS", "SET", "0", "INCRBY", "MGET"]
-        );
-        assert_eq!((state.waiting.len(), state.under_way), (2, 2));
-        assert!(matches!(state.waiting[0], InFlight::Single(Single::Seed)));
-    }
-
-    #[test]
     fn the_text_of_the_script_is_sent_at_first_and_when_the_server_does_not_know_it() {
-        let (claims, mut state) = (claims(1), seeded());
+        let (claims, mut state) = (claims(1), state());
         let mut verbs = Vec::new();
         for unknown in [false, false, true, false] {
             if unknown {
@@ -372,7 +333,7 @@ mod tests {
             ("-MISCONF no disk\r\n", true),
             ("-NOPERM no\r\n", false),
         ] {
-            let mut state = unseeded();
+            let mut state = state();
             let refused = redis::parse_redis_value(line.as_bytes()).unwrap();
             state.answer(Single::Record(Box::new(redis::cmd("EVALSHA"))), refused);
             state.repeat_records();

@@ -7,13 +7,15 @@ use crate::engine::redis::scripts::Script;
 
 /// A script that releases one name each for several owners. The owners differ.
 ///
-/// - KEYS: the lock keys, then the first of `parts` for each of them, then the second
+/// - KEYS: the lock keys, then the first of `parts` for each of them, then the second, then `last`
 /// - ARGV: `to`, then the owners' tokens, some with a suffix
 /// - Answer: the number of names if every owner held its name; else for each name 1 if its owner held it, 0 if not, or -1 if
 ///   its release failed
 pub(in super::super) struct BatchRelease {
     pub(in super::super) script: fn() -> &'static Script,
     pub(in super::super) parts: [Part; 2],
+    /// One more key.
+    pub(in super::super) last: Option<&'static str>,
     /// The channel, or its prefix, on which waiters are notified.
     pub(in super::super) to: &'static str,
 }

@@ -73,6 +73,8 @@ pub(super) struct FastPath {
     layout: Layout,
     /// Whether plain commands may be used (`ops/acquire_plain.rs`).
     plain: AtomicBool,
+    /// Locked while a call with the text of a script is in flight.
+    loading: tokio::sync::Mutex<()>,
     /// Permits for attempts to acquire. A reply returns its permit. Closed when the fast path ends.
     attempts: Arc<Semaphore>,
 }
@@ -106,6 +108,7 @@ impl FastPath {
             silence_limit,
             layout,
             plain: AtomicBool::new(plain),
+            loading: tokio::sync::Mutex::new(()),
             attempts,
         }))
     }
@@ -133,9 +136,15 @@ impl FastPath {
         !self.dead.load(Relaxed)
     }
 
-    /// Whether plain commands may be used.
+    /// Whether the server understands the plain commands.
     pub(super) fn is_plain(&self) -> bool {
         self.plain.load(Relaxed)
+    }
+
+    /// Whether plain commands may draw fencing tokens: a script has raised the counter to the server's clock a moment ago. So the
+    /// server executes scripts, without which the lock could not be released.
+    pub(super) fn is_seeded(&self) -> bool {
+        self.state().is_seeded()
     }
 
     /// Whether there is nothing to send and no reply to wait for.
@@ -178,15 +187,28 @@ impl FastPath {
         Ok(())
     }
 
-    /// Sends one command of an attempt to acquire, and waits for its reply. `mark_sent` is called before it is sent.
+    /// Sends one command of an attempt to acquire by `acquire.lua`, and waits for its reply. `mark_sent` is called before it is
+    /// sent.
     pub(super) async fn attempt(&self, cmd: &Cmd, mark_sent: &(dyn Fn() + Sync)) -> RedisResult<Value> {
         self.admit().await?;
         mark_sent();
+        let sent = Moment::now();
         let outcome = self.send(|state| state.batch_for(Kind::Script, None).add_script(cmd))?;
         match outcome.await.unwrap_or_else(|_| Err(self.broken()))? {
-            Outcome::Answer(answer) => Ok(answer),
+            Outcome::Answer(answer) => {
+                if matches!(answer, Value::Int(_)) {
+                    let mut state = self.state();
+                    state.seeded = state.seeded.max(Some(sent));
+                }
+                Ok(answer)
+            }
             _ => Err(resp::nonsense()),
         }
+    }
+
+    /// Marks that a call with the text of a script is in flight, until the guard is dropped. `None`: there is one already.
+    pub(super) fn begin_load(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        self.loading.try_lock().ok()
     }
 
     /// Waits until all earlier requests are answered, or the fast path has ended.
@@ -286,11 +308,6 @@ impl FastPath {
             self.health.sent(Moment::now());
             fill(state, handle);
         });
-    }
-
-    /// Whether the last attempt to raise the counter of fencing tokens succeeded.
-    pub(super) fn is_seeded(&self) -> bool {
-        !self.state().unseeded
     }
 
     /// Adds a request to the output, which is written at the end of the tick, or at once if it is large.

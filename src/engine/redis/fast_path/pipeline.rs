@@ -290,12 +290,16 @@ impl Batch {
             ("EVALSHA", script.sha())
         };
         let mut digits = itoa::Buffer::new();
-        resp::head(out, 3 + 3 * count + 1 + count);
-        for word in [verb, script, digits.format(3 * count)] {
+        let keys = 3 * count + usize::from(release.last.is_some());
+        resp::head(out, 3 + keys + 1 + count);
+        for word in [verb, script, digits.format(keys)] {
             resp::word(out, &[word]);
         }
         for keys in [&self.locks, &self.first, &self.second] {
             out.extend_from_slice(keys);
+        }
+        if let Some(last) = release.last {
+            resp::word(out, &[last]);
         }
         resp::word(out, &[release.to]);
         out.extend_from_slice(&self.owners);

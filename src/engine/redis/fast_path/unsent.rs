@@ -103,14 +103,11 @@ mod tests {
     use crate::model::Claim;
 
     fn layout() -> Layout {
-        Layout::new("lock:")
+        Layout::new("lock:", true)
     }
 
-    /// Returns a state whose counter of fencing tokens was raised a moment ago.
     fn state() -> State {
-        let mut state = State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()));
-        state.seeded = Some(Moment::now());
-        state
+        State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()))
     }
 
     /// Returns what a state writes for some requests.

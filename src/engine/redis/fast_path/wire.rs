@@ -70,7 +70,7 @@ impl FastPath {
                             state.is_unknown();
                         }
                         // Waiting calls record that themselves.
-                        (0..report.sink_calls).for_each(|_| self.health.replied());
+                        (0..report.sink_calls).for_each(|_| self.health.replied(None));
                         spoiled |= report.sink_calls > 0 && report.error.as_ref().is_some_and(spoils_connection);
                         continue;
                     }
@@ -80,7 +80,7 @@ impl FastPath {
                 taken += length;
                 if let Single::Sink(_) = asked {
                     // Waiting calls record that themselves.
-                    self.health.replied();
+                    self.health.replied(None);
                     spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
                 }
                 state.answer(asked, reply);

@@ -30,6 +30,8 @@ use self::slots::{hash_tag, slot, tag_for_slot};
 pub(super) const LAST: &str = "holdfast:last";
 /// The prefix of the channel of a process.
 pub(super) const CHANNEL_PREFIX: &str = "holdfast:to:";
+/// The channel of a lock on the nodes of a quorum is this prefix and the lock key. The scripts build the same text.
+pub(super) const FREE_CHANNEL: &str = "holdfast:free:";
 /// How long the last fencing token of a name outlives its last lease in a cluster, in ms: a day, less the hour for which
 /// renewals may leave it unchanged. After that, only the server's clock makes the tokens grow.
 pub(super) const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
@@ -64,11 +66,22 @@ pub(super) enum Part {
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     prefix: Box<str>,
+    /// Whether the fencing tokens come from one key for all names.
+    counts: bool,
 }
 
 impl Layout {
-    pub(super) fn new(prefix: &str) -> Self {
-        Layout { prefix: prefix.into() }
+    /// Creates the layout. `counts`: the fencing tokens come from one key for all names, which several servers cannot have.
+    pub(super) fn new(prefix: &str, counts: bool) -> Self {
+        Layout {
+            prefix: prefix.into(),
+            counts,
+        }
+    }
+
+    /// Returns the key of the last fencing token of all names, if there is one.
+    pub(super) fn last(&self) -> Option<&'static str> {
+        self.counts.then_some(LAST)
     }
 
     /// Replaces `out` by the lock key of a name.
@@ -226,7 +239,7 @@ mod tests {
     #[test]
     fn companions_share_the_slot_and_no_two_locks_share_a_companion() {
         for prefix in ["lock:", "", "{app}:", "a}b:", "holdfast:", "holdfast:fence:{", "{"] {
-            let layout = Layout::new(prefix);
+            let layout = Layout::new(prefix, true);
             let mut seen = HashSet::new();
             for name in odd_names() {
                 let key = lock(&layout, &name);
@@ -250,7 +263,7 @@ mod tests {
 
     #[test]
     fn ordinary_keys_look_as_documented() {
-        let layout = Layout::new("lock:");
+        let layout = Layout::new("lock:", true);
         assert_eq!(lock(&layout, "job:7"), "lock:job:7");
         let mut key = String::new();
         companion(Part::Fence, "lock:job:7", &mut key);
@@ -258,14 +271,14 @@ mod tests {
         companion(Part::Metadata, "lock:{a}b", &mut key);
         assert_eq!(key, "holdfast:metadata:{a}lock:{a}b");
         assert_eq!(
-            lock(&Layout::new(""), "holdfast:fence:{a}"),
+            lock(&Layout::new("", true), "holdfast:fence:{a}"),
             "holdfast:lock:holdfast:fence:{a}"
         );
     }
 
     #[test]
     fn foreign_keys_have_no_name() {
-        let layout = Layout::new("lock:");
+        let layout = Layout::new("lock:", true);
         for key in [
             "lock",
             "lock:",
@@ -275,13 +288,13 @@ mod tests {
         ] {
             assert_eq!(layout.name_of(key), None, "{key}");
         }
-        assert_eq!(Layout::new("").name_of("holdfast:lock:a"), None);
+        assert_eq!(Layout::new("", true).name_of("holdfast:lock:a"), None);
     }
 
     #[test]
     fn patterns_take_every_character_literally() {
-        assert_eq!(Layout::new("lock:").pattern(""), "lock:*");
-        assert_eq!(Layout::new("").pattern("a*?[b]\\^c"), "a\\*\\?\\[b\\]\\\\\\^c*");
-        assert_eq!(Layout::new("").pattern("holdfast:x"), "holdfast:lock:holdfast:x*");
+        assert_eq!(Layout::new("lock:", true).pattern(""), "lock:*");
+        assert_eq!(Layout::new("", true).pattern("a*?[b]\\^c"), "a\\*\\?\\[b\\]\\\\\\^c*");
+        assert_eq!(Layout::new("", true).pattern("holdfast:x"), "holdfast:lock:holdfast:x*");
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use super::acquire_plain::Undecided;
-use crate::engine::Acquired;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Part;
 use crate::engine::redis::scripts::ACQUIRE;
 use crate::engine::redis::topology::ChannelSubscription;
+use crate::engine::{Acquired, WAITER_LIVENESS};
 use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key};
 
@@ -121,7 +121,7 @@ impl RedisEngine {
         };
         let slot = self.slot(&claim.keys()[0]);
         let names = claim.keys().iter().map(Key::as_str);
-        let mut call = ACQUIRE.call_with(&self.layout, parts, names, self.last());
+        let mut call = ACQUIRE.call(&self.layout, parts, names);
         call.arg(claim.owner.as_str())
             .arg(ttl)
             .arg(ttl + self.fence_lasts())
@@ -181,7 +181,7 @@ impl RedisEngine {
                     }
                     Ok(Some(Acquired::Held {
                         key: key.clone(),
-                        retry_after,
+                        retry_after: retry_with_reservations(claim, retry_after),
                     }))
                 }
                 _ => Err(Failure::Unexpected("acquire.lua")),
@@ -189,6 +189,15 @@ impl RedisEngine {
             _ => Err(Failure::Unexpected("acquire.lua")),
         }
     }
+}
+
+/// Returns the time of the next attempt: that of a waiter of several names extends its reservations.
+fn retry_with_reservations(claim: &Claim, retry_after: Option<Duration>) -> Option<Duration> {
+    if !claim.waiting || claim.keys().len() == 1 && !claim.is_part {
+        return retry_after;
+    }
+    let in_time = WAITER_LIVENESS.min(claim.ttl.duration()) / 3;
+    Some(retry_after.map_or(in_time, |after| after.min(in_time)))
 }
 
 /// Reads the PTTL of a busy name: when another attempt is useful. Negative if it never expires. A key in its last

@@ -14,10 +14,12 @@
 //! - **Tokens grow.** The owner token is fresh. So a name that has this owner after `SET` and at the last command had it all
 //!   the time in between, in which its token was drawn. A later holder acquires the name later, draws its token later, and so
 //!   gets a larger one.
-//! - **The last token may be lost** with the server's memory, or be older after a failure that lost the last writes. So a fast
-//!   path that draws tokens runs `seed_counter.lua` before the first one, and once a second: it raises the counter to the
+//! - **The last token may be lost** with the server's memory, or be older after a failure that lost the last writes. So plain
+//!   commands are used only for a second after a grant by `acquire.lua` on the same fast path, which raises the counter to the
 //!   server's clock. The tokens stay behind the clock while a server grants fewer than a million of them per second. If the key
 //!   was deleted meanwhile, the token is [too small](SMALLEST), and the script decides.
+//! - **A user may have no right to scripts** (it was revoked). By the same rule plain commands acquire no lock that no script
+//!   could release.
 //! - **No waiter is overtaken.** A waiter that was in the queue before the first command keeps its position: if any of the
 //!   names has waiters, each acquired name is checked alone. If it has a waiter (its holder died, or the waiter came after the
 //!   `SET`, which cannot be distinguished), the name is released, which hands it off, and the script decides.
@@ -40,7 +42,7 @@ use crate::engine::redis::RedisEngine;
 use crate::engine::redis::connection::Link;
 use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
 use crate::engine::redis::fast_path::{ALONE, BatchRelease, FastPath, Outcome, Record, resp};
-use crate::engine::redis::keys::{CHANNEL_PREFIX, KeyBuffer, Part};
+use crate::engine::redis::keys::{CHANNEL_PREFIX, KeyBuffer, LAST, Part};
 use crate::engine::redis::scripts::RELEASE_MANY;
 use crate::engine::redis::topology::Route;
 use crate::engine::{Acquired, Released};
@@ -53,6 +55,7 @@ const SMALLEST: i64 = 1_000_000_000_000_000;
 pub(in super::super) static RELEASE: BatchRelease = BatchRelease {
     script: || &RELEASE_MANY,
     parts: [Part::Queue, Part::Fence],
+    last: Some(LAST),
     to: CHANNEL_PREFIX,
 };
 
@@ -88,7 +91,8 @@ impl RedisEngine {
         {
             return None;
         }
-        self.fast_path().filter(|(_, fast_path)| fast_path.is_plain())
+        self.fast_path()
+            .filter(|(_, fast_path)| fast_path.is_plain() && fast_path.is_seeded())
     }
 
     /// Makes one attempt by plain commands. It is granted, or the script has to decide.
@@ -122,7 +126,7 @@ impl RedisEngine {
             Box::pin(self.release_part(claim, Duration::ZERO, false)).await?;
             return Ok(Err(Undecided::Unclear));
         }
-        if fence < SMALLEST || !fast_path.is_seeded() {
+        if fence < SMALLEST {
             return Ok(Err(Undecided::Unclear));
         }
         let fence = Fence(fence as u64);

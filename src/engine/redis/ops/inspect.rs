@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use redis::Value;
+use redis::{Cmd, Value};
 
+use crate::engine::Engine;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::connection::Link;
-use crate::engine::redis::error::{ENGINE, Failure};
-use crate::engine::redis::keys::{Layout, Part};
-use crate::engine::redis::scripts::INSPECT;
-use crate::error::EngineError;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::keys::{KeyBuffer, Layout, Part};
+use crate::engine::redis::scripts::{INSPECT, Script};
 use crate::model::{Fence, Holder, LockInfo, OwnerToken, Process};
 
 /// The number of keys per SCAN, which bounds how long one SCAN blocks the server.
@@ -63,12 +63,22 @@ impl RedisEngine {
     async fn read(&self, name: &str) -> Result<Option<Seen>, Failure> {
         let call = INSPECT.call(&self.layout, &ALL, std::iter::once(name));
         let slot = self.route.slot(&self.layout, name);
-        let row = self.route.run(&INSPECT, &call, slot).await?;
+        let row = match self.route.is_cluster() {
+            false => self.route.run(&INSPECT, &call, slot).await?,
+            true => {
+                let mut smaller = INSPECT.call(&self.layout, &ALL[..1], std::iter::once(name));
+                let mut room = KeyBuffer::default();
+                let (_, companions) = room.keys(&self.layout, name, [Part::Fence, Part::Metadata]);
+                smaller.arg(&companions[..]);
+                let scripts: [(&Script, &Cmd); 2] = [(&INSPECT, &call), (&INSPECT, &smaller)];
+                self.route.run_first(&scripts, slot).await?
+            }
+        };
         if row == Value::Nil {
             return Ok(None);
         }
         let info = info(name, &row).ok_or(Failure::Unexpected("inspect.lua"))?;
-        let unrecorded = self.counts && info.holder.is_none() && is_ours(&row);
+        let unrecorded = self.counts && info.fence.is_none() && info.holder.is_some();
         Ok(Some(Seen { info, unrecorded }))
     }
 
@@ -104,7 +114,7 @@ impl RedisEngine {
             // One script per name, sent together: one script for all names would block the server for longer, and would not
             // work in a cluster.
             let reading = join_all(some.iter().map(|name| self.read(name))).map(Ok);
-            for outcome in in_time(page_timeout, reading).await? {
+            for outcome in self.in_time(page_timeout, reading).await? {
                 match outcome {
                     Ok(seen) => found.extend(seen),
                     // It has another type since the scan.
@@ -120,24 +130,28 @@ impl RedisEngine {
     /// and a slot that moves may be seen on two servers.
     async fn scan(&self, prefix: &str, page_timeout: Duration) -> crate::engine::Result<Vec<String>> {
         let mut names = Vec::new();
-        for server in in_time(page_timeout, self.route.servers()).await? {
+        for server in self.in_time(page_timeout, self.route.servers()).await? {
             let mut cursor = Some(b"0".to_vec());
             while let Some(from) = cursor {
                 let page = scan_page(&server, &self.layout, prefix, &from, &mut names);
-                cursor = in_time(page_timeout, page).await?;
+                cursor = self.in_time(page_timeout, page).await?;
             }
         }
         names.sort_unstable();
         names.dedup();
         Ok(names)
     }
-}
 
-/// Waits for one page, for `limit` at most.
-async fn in_time<T>(limit: Duration, page: impl Future<Output = Result<T, Failure>>) -> crate::engine::Result<T> {
-    match tokio::time::timeout(limit, page).await {
-        Ok(answer) => answer.map_err(|failure| failure.during("list")),
-        Err(_) => Err(EngineError::no_answer(ENGINE, "", "list", limit)),
+    /// Waits for one page, for `limit` at most.
+    async fn in_time<T>(
+        &self,
+        limit: Duration,
+        page: impl Future<Output = Result<T, Failure>>,
+    ) -> crate::engine::Result<T> {
+        match tokio::time::timeout(limit, page).await {
+            Ok(answer) => answer.map_err(|failure| failure.during("list")),
+            Err(_) => Err(self.no_answer("list", limit)),
+        }
     }
 }
 
@@ -191,6 +205,8 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
         .and_then(|text| text.split_once(' '))
         .filter(|(token, _)| holds(token));
     let (fence, holder) = grant.map(|(_, fence, holder)| (fence, holder)).unzip();
+    // Its process has not written the record, and perhaps never will.
+    let holder = holder.or_else(|| is_ours(value).then(Holder::unknown));
     Some(LockInfo {
         name: name.to_owned(),
         remaining: u64::try_from(*left).ok().map(Duration::from_millis),
@@ -208,12 +224,10 @@ struct Seen {
     unrecorded: bool,
 }
 
-/// Whether a lock looks like one of this engine, by the answer of `inspect.lua`.
-fn is_ours(row: &Value) -> bool {
-    let Value::Array(row) = row else { return false };
-    row.first()
-        .and_then(text)
-        .is_some_and(|value| OwnerToken::parse(value).is_ok())
+/// Whether the value of a lock key has the form of an owner token, or of one that is kept for a minimum time.
+fn is_ours(value: &[u8]) -> bool {
+    let value = std::str::from_utf8(value).unwrap_or_default();
+    OwnerToken::parse(value.strip_suffix("-kept").unwrap_or(value)).is_ok()
 }
 
 /// Reads a record: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with the number of the round,

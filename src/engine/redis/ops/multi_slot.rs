@@ -1,14 +1,14 @@
 //! Claims whose names are in several slots of a cluster: part by part, and nevertheless all or nothing.
 //!
-//! A script cannot use two slots. So the parts of a claim are acquired one after the other, in the order of their first names:
-//! two claims that overlap compete for the first name that they share. An attempt that finds a busy part rolls back the parts
-//! before it, so that it holds nothing while it waits.
+//! A script cannot use two slots. So the parts of a claim are acquired one after the other, in the order of their slots: two
+//! claims that overlap compete for the first slot that they share. An attempt that finds a busy part rolls back the other parts.
+//! An attempt of a waiter holds those before the busy one, so that callers of single names do not starve it.
 //!
 //! **One fencing token.** The token of the claim is the largest of its parts. Each part is granted with a token that is not
 //! smaller than those before it. A part whose own token is smaller in the end is acquired once more, which raises it to that of
 //! the claim. The claim is granted only then, so that the next token of each name is larger than the claim's.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -39,19 +39,18 @@ impl RedisEngine {
     /// Returns the parts of a claim, one for each slot. `None` if there is only one.
     pub(in super::super) fn parts(&self, claim: &Claim) -> Option<Vec<Claim>> {
         let keys = claim.keys();
-        if keys.len() == 1 || !self.route.is_cluster() {
+        if keys.len() == 1 || !self.route.has_slots() {
             return None;
         }
-        let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
+        // By slot: all claims acquire their parts in the same order, which cannot deadlock.
+        let mut slots: BTreeMap<u16, Vec<Key>> = BTreeMap::new();
         for key in keys {
             slots.entry(self.slot(key)).or_default().push(key.clone());
         }
         if slots.len() == 1 {
             return None;
         }
-        let mut parts: Vec<Claim> = slots.into_values().map(|keys| part(claim, &keys)).collect();
-        parts.sort_by(|a, b| a.keys()[0].cmp(&b.keys()[0]));
-        Some(parts)
+        Some(slots.into_values().map(|keys| part(claim, &keys)).collect())
     }
 
     /// Makes one attempt for all parts.
@@ -66,7 +65,9 @@ impl RedisEngine {
                         largest = largest.max(fence);
                     }
                     Ok(Acquired::Held { key, retry_after }) => {
-                        self.roll_back_parts(parts, index).await?;
+                        // A waiter keeps the parts before the busy one, and its next attempt extends them.
+                        let kept = if whole.waiting { index } else { 0 };
+                        self.roll_back_parts(&parts[kept..], index - kept).await?;
                         return Ok(Acquired::Held { key, retry_after });
                     }
                     Err(failure) => {

@@ -11,7 +11,7 @@ use super::multi_slot::part;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FENCE_KEPT_MS, Part};
-use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY, Script};
+use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY, RELEASE_SPLIT, Script};
 use crate::engine::redis::topology::Route;
 use crate::engine::{Released, Releases};
 use crate::model::{Claim, Key, Ttl};
@@ -83,15 +83,39 @@ impl RedisEngine {
         if !keep.is_zero() {
             call.arg(Ttl::clamped(keep).as_millis());
         }
-        let answer = if behind {
-            self.run_behind(&RELEASE, &call, slot).await?
-        } else {
-            self.route.run(&RELEASE, &call, slot).await?
+        let answer = match (&self.route, claim.keys()) {
+            (Route::Cluster(cluster), [key]) => {
+                let smaller = self.split_release_call(key, claim.owner.as_str(), keep);
+                let scripts: [(&Script, &Cmd); 2] = [(&RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
+                cluster.run_first(&scripts, slot, behind).await
+            }
+            _ if behind => self.run_behind(&RELEASE, &call, slot).await,
+            _ => self.route.run(&RELEASE, &call, slot).await,
         };
         match answer {
-            Value::Int(answer @ 0..4) => Ok(self.released(answer, claim.keys())),
-            _ => Err(Failure::Unexpected("release.lua")),
+            Ok(Value::Int(answer @ 0..4)) => Ok(self.released(answer, claim.keys())),
+            Ok(_) => Err(Failure::Unexpected("release.lua")),
+            Err(failure) if failure.is_split() && claim.keys().len() > 1 => {
+                let mut all = Ok(Released::Freed);
+                for key in claim.keys() {
+                    let one = part(claim, std::slice::from_ref(key));
+                    all = combined(all, Box::pin(self.release_part(&one, keep, behind)).await);
+                }
+                all
+            }
+            Err(failure) => Err(failure),
         }
+    }
+
+    /// Returns the call of the release without the other keys of a name.
+    fn split_release_call(&self, key: &Key, owner: &str, keep: Duration) -> Cmd {
+        let mut call = RELEASE_SPLIT.call(&self.layout, &[Part::Lock], std::iter::once(key.as_str()));
+        let keep = match keep.is_zero() {
+            true => 0,
+            false => Ttl::clamped(keep).as_millis(),
+        };
+        call.arg(owner).arg(keep);
+        call
     }
 
     /// Reads the answer of a release script. Starts the hand-off of the names that the script could not finish.
@@ -156,7 +180,7 @@ impl RedisEngine {
             }
             Ok(_) => return vec![Err(Failure::Unexpected("release_many.lua")); names.len()],
             // One name may be the cause, for example one that the ACL forbids: release each alone.
-            Err(failure) if names.len() > 1 && !failure.retryable() => vec![-1; names.len()],
+            Err(failure) if names.len() > 1 && !failure.retryable() || failure.is_split() => vec![-1; names.len()],
             Err(failure) => return vec![Err(failure); names.len()],
         };
         let mut released = Vec::with_capacity(names.len());
@@ -222,7 +246,9 @@ impl RedisEngine {
         let mut call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
         let slot = self.slot(key);
         call.arg(self.route.channel_prefix(slot)).arg(self.fences_outlast());
-        match self.route.run(&FORCE_RELEASE, &call, slot).await? {
+        let smaller = self.split_release_call(key, "", Duration::ZERO);
+        let scripts: [(&Script, &Cmd); 2] = [(&FORCE_RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
+        match self.route.run_first(&scripts, slot).await? {
             Value::Int(answer @ 0..4) => Ok(self.released(answer, std::slice::from_ref(key)) == Released::Freed),
             _ => Err(Failure::Unexpected("force_release.lua")),
         }

@@ -76,7 +76,7 @@ impl RedisEngine {
 
     /// Groups the renewals into scripts. No script uses two slots of a cluster. A lease that needs several is alone.
     fn scripts(&self, renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
-        if !self.route.is_cluster() {
+        if !self.route.has_slots() {
             return grouped(renewals);
         }
         let mut slots: HashMap<u16, Vec<usize>> = HashMap::new();

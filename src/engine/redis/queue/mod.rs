@@ -27,9 +27,9 @@ use super::keys::{FENCE_KEPT_MS, Layout, Part};
 use super::scripts::{HEARTBEAT, RELEASE, REMOVE_WAITER};
 use super::topology::{ChannelSubscription, Route};
 use crate::clock::Moment;
-use crate::engine::HandOff;
 use crate::engine::hand_off::{ClockReading, GrantTimes};
-use crate::engine::local_waiters::{self, RESERVATION};
+use crate::engine::local_waiters;
+use crate::engine::{HandOff, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, Key, OwnerToken};
 
 /// The largest number of names in one script, so that it blocks the server only for a short time.
@@ -39,7 +39,8 @@ const NAMES_AT_ONCE: usize = 100;
 pub(super) struct Waiters {
     route: Route,
     layout: Layout,
-    /// Whether a hand-off may grant a claim. Not with `minReplicas`: a grant counts when the replicas have it.
+    /// Whether a hand-off may grant a claim. Not with `minReplicas`: a grant counts when the replicas have it. And not where
+    /// several servers with clocks of their own have one channel.
     takes_grants: bool,
     /// The name of this engine in the queues: random, hexadecimal.
     pub(super) process: String,
@@ -128,7 +129,7 @@ impl Waiters {
             // Writing to a string cannot fail.
             let _ = write!(details, ":{}@{host}", claim.process.pid);
         }
-        if claim.ttl.duration() < RESERVATION {
+        if claim.ttl.duration() < WAITER_LIVENESS {
             let _ = write!(details, ":{}", claim.ttl.as_millis());
         }
         details
@@ -136,11 +137,20 @@ impl Waiters {
 
     /// Returns the channel for a slot, if it is open: whether this process receives hand-offs.
     pub(super) fn channel(&self, slot: u16) -> Option<Arc<ChannelSubscription>> {
-        self.channels().open.get(&slot).and_then(Weak::upgrade)
+        self.channels()
+            .open
+            .get(&self.channel_slot(slot))
+            .and_then(Weak::upgrade)
+    }
+
+    /// Returns the slot under which the channel for a slot is known: only a cluster has one for each.
+    fn channel_slot(&self, slot: u16) -> u16 {
+        if self.route.is_cluster() { slot } else { 0 }
     }
 
     /// Opens the channel for a slot. It stays open while it has waiters; without a cluster, as long as the engine lives.
     pub(super) async fn listen(self: &Arc<Self>, slot: u16) -> Result<Arc<ChannelSubscription>, Failure> {
+        let slot = self.channel_slot(slot);
         let handler = self.handler(slot, Source::Ordinary);
         let channel = Arc::new(self.route.listen(slot, &self.process, handler).await?);
         let mut channels = self.channels();
@@ -244,7 +254,7 @@ impl Waiters {
             std::iter::once(name),
         );
         let slot = self.route.slot(&self.layout, name);
-        let fences_outlast = if self.route.is_cluster() { FENCE_KEPT_MS } else { 0 };
+        let fences_outlast = self.layout.last().map_or(FENCE_KEPT_MS, |_| 0);
         call.arg(self.route.channel_prefix(slot))
             .arg(member)
             .arg(fences_outlast)
@@ -319,7 +329,7 @@ impl Waiters {
 
     /// Groups the names into scripts: limited in number, and none with two slots.
     fn together(&self, mut names: Vec<Key>) -> Vec<Vec<Key>> {
-        if self.route.is_cluster() {
+        if self.route.has_slots() {
             let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
             for name in names.drain(..) {
                 let slot = self.route.slot(&self.layout, name.as_str());

@@ -65,6 +65,10 @@ impl QuorumConfig {
             .iter()
             .map(|url| RedisConfig::parse(url, &each))
             .collect::<Result<Vec<_>, _>>()?;
+        if nodes.iter().any(RedisConfig::is_sharded) {
+            let rule = "must list single servers";
+            return Err(LockError::invalid("target", rule, "a list with ?sharded=true"));
+        }
         let addresses: Vec<String> = nodes.iter().map(|node| node.address().to_ascii_lowercase()).collect();
         for (second, address) in addresses.iter().enumerate() {
             if let Some(first) = addresses[..second].iter().position(|other| other == address) {
@@ -120,6 +124,7 @@ mod tests {
                 "URL 1 again as URL 3",
             ),
             (&["redis://a", "redis://b?secret", "redis://c"], "\"?\""),
+            (&["redis://a", "redis://b?sharded=true", "redis://c"], "sharded"),
         ] {
             let error = parse(urls).unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument, "{urls:?}");

@@ -50,7 +50,7 @@ pub(super) struct HeldName {
 impl HeldName {
     /// Whether it is held by a quorum client of holdfast whose record is not written yet.
     fn lacks_record(&self) -> bool {
-        self.attempt.is_some() && self.info.holder.is_none()
+        self.attempt.is_some() && self.info.fence.is_none()
     }
 }
 
@@ -249,6 +249,8 @@ fn majority_holder<'r>(
         .find(|(known, _)| Some(*known) == fence)
         .map(|(_, holder)| holder.clone());
     let attempt = votes.iter().find_map(|row| attempt_of(&row.value));
+    // Its process has not written the record, and perhaps never will.
+    let holder = holder.or_else(|| attempt.map(|_| Holder::unknown()));
     Some(HeldName {
         attempt: attempt.map(|(token, attempt)| (token.to_owned(), attempt.to_owned())),
         is_certain: votes.len() >= enough,

@@ -28,7 +28,7 @@
 //! ```text
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
 //!     ~lock:* ~holdfast:* &holdfast:free:*
-//!     +eval +evalsha +get +set +del +mget +pttl +pexpire +time +zadd +zscore +publish +subscribe +unsubscribe +scan +select
+//!     +eval +evalsha +get +set +del +mget +pttl +pexpire +time +zadd +zscore +publish +subscribe +unsubscribe +scan +select +info
 //! ```
 
 mod acquire;
@@ -44,6 +44,7 @@ mod release;
 mod renew;
 mod request_lifetime;
 mod scripts;
+mod turns;
 mod votes;
 
 use std::fmt;
@@ -63,6 +64,7 @@ pub use config::QuorumConfig;
 use self::config::MIN_NODE_TIMEOUT;
 use self::node::Node;
 use self::request_lifetime::RequestLifetimes;
+use self::turns::Turns;
 use self::votes::{Votes, majority, no_majority};
 use super::error::{ENGINE, Failure};
 use super::keys::{Layout, Part};
@@ -96,6 +98,7 @@ struct Quorum {
     last_floor: AtomicU64,
     lifetimes: RequestLifetimes,
     contended: Contended,
+    turns: Turns,
     closing: CancellationToken,
     /// Background tasks are also spawned by threads that are not in a runtime.
     runtime: Handle,
@@ -132,6 +135,7 @@ impl QuorumEngine {
             last_floor: AtomicU64::new(0),
             lifetimes: RequestLifetimes::default(),
             contended: Contended::default(),
+            turns: Turns::default(),
             closing: CancellationToken::new(),
             runtime: Handle::current(),
             urgent: TaskTracker::new(),

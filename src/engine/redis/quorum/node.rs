@@ -1,7 +1,7 @@
 //! One node of the quorum: its connection, its clock, and the answers of its scripts.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,7 +15,9 @@ use crate::engine::redis::connection::Link;
 use crate::engine::redis::connection::probe::explained;
 use crate::engine::redis::connection::version::check_server;
 use crate::engine::redis::error::{Failure, spoils_connection};
+use crate::engine::redis::keys::FREE_CHANNEL;
 use crate::engine::redis::scripts::Script;
+use crate::engine::redis::topology::Route;
 
 pub(super) struct Node {
     pub(super) link: Arc<Link>,
@@ -24,6 +26,8 @@ pub(super) struct Node {
     /// The connection of the last attempt on an ordinary connection. Zero: there was none.
     last_attempt_on: AtomicU64,
     clock: Mutex<Option<Clock>>,
+    /// Whether the node refused the last release or vote by script: no plain commands acquire a vote that it could not release.
+    refuses_scripts: AtomicBool,
     /// When the oldest request for a vote was sent that may have no answer yet. `None`: the node has answered since.
     silent_since: Mutex<Option<Moment>>,
 }
@@ -102,6 +106,7 @@ impl Node {
             cleanup: Cleanup::default(),
             last_attempt_on: AtomicU64::new(0),
             clock: Mutex::new(None),
+            refuses_scripts: AtomicBool::new(false),
             silent_since: Mutex::new(None),
         }
     }
@@ -116,16 +121,38 @@ impl Node {
         *self.silent_since.lock() = None;
     }
 
+    /// Records the answer of a script.
+    pub(super) fn script_answered<T>(&self, answer: &Result<T, Failure>) {
+        match answer {
+            Ok(_) => self.refuses_scripts.store(false, Relaxed),
+            Err(failure) if !failure.retryable() => self.refuses_scripts.store(true, Relaxed),
+            Err(_) => {}
+        }
+    }
+
+    /// Whether the node refused the last script for a permanent reason.
+    pub(super) fn refuses_scripts(&self) -> bool {
+        self.refuses_scripts.load(Relaxed)
+    }
+
     /// Returns for how long requests for a vote have had no answer.
     pub(super) fn silence(&self) -> Duration {
         let since = *self.silent_since.lock();
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Checks the mode and the version of the server, reads its clock, and opens the fast path.
+    /// Checks the mode and the version of the server and the rights of the user, reads its clock, and opens the fast path.
     pub(super) async fn handshake(&self) -> Result<(), Failure> {
         explained(self.link.config(), check_server(&self.link, false)).await?;
-        self.observe_time(&self.link.call(&redis::cmd("TIME")).await?)?;
+        let route = Route::One(self.link.clone());
+        let layout = &self.link.config().layout;
+        let time = redis::cmd("TIME");
+        let (checked, time) = tokio::join!(
+            route.check(&self.link, layout, Some(FREE_CHANNEL)),
+            self.link.call(&time)
+        );
+        checked?;
+        self.observe_time(&time?)?;
         self.link.open_fast_path().await;
         Ok(())
     }

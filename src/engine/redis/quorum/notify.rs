@@ -13,11 +13,10 @@ use super::node::Node;
 use super::votes::{Answer, Votes};
 use crate::backoff::Backoff;
 use crate::engine::redis::connection::pubsub::RedisSubscription;
+use crate::engine::redis::keys::FREE_CHANNEL;
 use crate::engine::{Result, Subscription};
 use crate::model::Key;
 
-/// The channel of a lock is this prefix and the lock key. The scripts build the same text.
-pub(super) const CHANNEL: &str = "holdfast:free:";
 /// The time after the first message of a release in which a majority may send theirs, because a release reaches the nodes one
 /// after the other. An immediate attempt would find the other nodes busy.
 const GRACE: Duration = Duration::from_millis(5);
@@ -26,6 +25,14 @@ const GRACE: Duration = Duration::from_millis(5);
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(150), Duration::from_millis(4500)).with_jitter(2.0 / 3.0);
 
 impl Quorum {
+    /// Returns the channel of a name.
+    pub(super) fn channel(&self, key: &Key) -> String {
+        let mut lock = String::new();
+        self.layout.lock(key.as_str(), &mut lock);
+        lock.insert_str(0, FREE_CHANNEL);
+        lock
+    }
+
     /// Subscribes on every node.
     ///
     /// # Behavior
@@ -35,9 +42,7 @@ impl Quorum {
     /// # Errors
     /// Fails when no majority confirms in time.
     pub(super) async fn subscribe(self: &Arc<Self>, key: &Key) -> Result<QuorumSubscription> {
-        let mut lock = String::new();
-        self.layout.lock(key.as_str(), &mut lock);
-        let channel = format!("{CHANNEL}{lock}");
+        let channel = self.channel(key);
         let notifications = Arc::new(Notifications::default());
         let votes = Arc::new(Votes::new(self.nodes.len()));
         let mut tasks = JoinSet::new();

@@ -9,7 +9,6 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::cleanup::{BATCH, Remains};
 use super::node::number;
-use super::notify::CHANNEL;
 use super::scripts::RELEASE_MANY;
 use super::scripts::{FORCE_RELEASE, RELEASE};
 use super::votes::{Answer, Count, Votes};
@@ -19,7 +18,7 @@ use crate::engine::redis::error::Failure;
 use crate::engine::redis::fast_path::ReplySink;
 use crate::engine::redis::{
     fast_path::{ALONE, BatchRelease, FastPath},
-    keys::Part,
+    keys::{FREE_CHANNEL, Part},
 };
 use crate::engine::{Released, Releases, Result};
 use crate::model::{Claim, Key, Ttl};
@@ -38,6 +37,7 @@ impl Quorum {
             claim: claim.clone(),
             until,
             votes: Votes::new(self.nodes.len()),
+            sent: Moment::now(),
             _urgent: self.urgent.token(),
         });
         round.send();
@@ -127,16 +127,20 @@ async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Votes
             if answer.is_err() {
                 quorum.clean_up(index, claim, Remains::Lease { until }, false);
             }
-            votes.cast(index, answer.map(|released| released == 1));
+            votes.cast(index, answer.map(|answer| answer & HELD != 0));
         }
     }
 }
+
+/// Bit in the answer of a release script: the owner held every name. The rest is the number of receivers of its messages.
+const HELD: i64 = 1;
 
 /// The script for several releases that share one call.
 static RELEASE_BATCH: BatchRelease = BatchRelease {
     script: || &RELEASE_MANY,
     parts: [Part::Fence, Part::Metadata],
-    to: CHANNEL,
+    last: None,
+    to: FREE_CHANNEL,
 };
 
 /// The release of one claim on all nodes. A close waits until it ends.
@@ -147,6 +151,7 @@ struct ReleaseRound {
     /// The call of the script, made when it is needed.
     call: OnceLock<Cmd>,
     votes: Votes<bool>,
+    sent: Moment,
     _urgent: TaskTrackerToken,
 }
 
@@ -204,12 +209,32 @@ impl ReleaseRound {
             .clean_up(index, &self.claim, Remains::Lease { until }, false);
     }
 
+    /// Delays this service's next attempts for the names, if the messages of a node had receivers other than this service.
+    fn leave_turns(&self, index: usize, receivers: i64) {
+        for key in self.claim.keys() {
+            let own = self.quorum.nodes[index]
+                .link
+                .is_subscribed_to(&self.quorum.channel(key));
+            if receivers > i64::from(own) {
+                self.quorum.turns.released(key, self.sent.elapsed());
+            }
+        }
+    }
+
     fn answered(&self, index: usize, answer: std::result::Result<Value, Failure>) {
+        self.quorum.nodes[index].script_answered(&answer);
         let answer = answer.and_then(|answer| number(&answer));
         if answer.is_err() {
             self.clean_up(index);
         }
-        self.votes.cast(index, answer.map(|released| released == 1));
+        // Not after the decision: a slow node must not delay the next attempt by its round trip.
+        if let Ok(answer) = answer
+            && self.until.is_past()
+            && self.votes.is_open()
+        {
+            self.leave_turns(index, answer / 2);
+        }
+        self.votes.cast(index, answer.map(|answer| answer & HELD != 0));
     }
 }
 

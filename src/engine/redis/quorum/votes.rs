@@ -55,6 +55,11 @@ impl<T> Votes<T> {
         None
     }
 
+    /// Whether answers still count.
+    pub(super) fn is_open(&self) -> bool {
+        self.collected.lock().is_open
+    }
+
     /// Returns the answers so far. Later answers do not count.
     pub(super) fn close(&self) -> Vec<Answer<T>> {
         self.collected.lock().close()

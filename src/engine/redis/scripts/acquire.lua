@@ -5,9 +5,7 @@
 --         n+1 .. 2n      their fence companions
 --         2n+1 .. 3n     their queues
 --         3n+1 .. 4n     their metadata companions, only when there is metadata
---         the last one   the last fencing token of all names, on a single server. In a cluster it would be in another slot,
---                        or block the keys of a name while their slot moves, so each name's fence companion
---                        outlives the lease instead
+--         the last one   the last fencing token of all names (last.lua), on a single server
 -- ARGV    1  the owner's token
 --         2  the ttl in ms
 --         3  how long a fence companion lasts, in ms: longer than the lease, in a cluster by a day
@@ -29,15 +27,14 @@
 local to = ARGV[5]
 local reserved, least = owner .. '-next', tonumber(ARGV[8] or 0)
 
--- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner. `is_reserved`: the busy name
--- has no holder, but is reserved for another waiter.
-local ours, busy, queued, is_reserved = 0, nil, nil, false
+-- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
+local ours, busy, queued = 0, nil, nil
 for i = 1, n do
   local holder = redis.call('GET', KEYS[i])
   if holder == owner then
     ours = ours + 1
   elseif holder and holder ~= reserved then
-    busy, is_reserved = i, #holder == 37 and string.find(holder, '^%x+%-next$') ~= nil
+    busy = i
     break
   elseif redis.call('EXISTS', KEYS[n + n + i]) == 1 then
     queued = queued or {}
@@ -64,8 +61,8 @@ if busy or queued then
     me = ARGV[6]
   end
   number = tonumber(ARGV[7] or 0)
-  for i = 1, busy and 0 or n do
-    if queued[i] == false then
+  for i = 1, busy and busy - 1 or n do
+    if queued and queued[i] == false then
       local passed = pass(KEYS[i], KEYS[n + n + i], KEYS[n + i], to, me, number > 0 and number)
       if passed == nil then
         -- A first name that this owner already holds is busy for later attempts.
@@ -74,7 +71,7 @@ if busy or queued then
         end
         return {}
       elseif passed then
-        busy, is_reserved = i, passed ~= 'granted'
+        busy = i
         break
       end
     end
@@ -85,16 +82,17 @@ if busy then
   local more = 0
   for i = 1, n > 1 and n or 0 do
     if i ~= busy then
-      -- All or nothing, and one position at a time. If the busy name is only reserved for another waiter, this waiter keeps its
-      -- reservations of names before the busy one, until they expire. If the other waiter needs one of these names, its next
-      -- attempt hands off the busy name. So waiters acquire names in sort order, and do not hand reservations to each other again
-      -- and again.
+      -- All or nothing, and one position at a time. A waiter reserves the names before the busy one until its next attempt, which
+      -- comes in time. So waiters acquire names in sort order, which cannot deadlock, and callers that keep each of the names
+      -- busy do not starve a waiter for all of them.
       local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
       if me then
         redis.call('ZREM', queue, me)
         mark_alive(queue, me)
       end
-      if holder == owner or holder == reserved and not (me and is_reserved and i < busy) then
+      if me and i < busy then
+        redis.call('SET', KEYS[i], reserved, 'PX', math.min(ALIVE_MS, tonumber(ttl)))
+      elseif holder == owner or holder == reserved then
         local passed = pass(KEYS[i], queue, KEYS[n + i], to)
         if not passed then
           redis.call('DEL', KEYS[i])
@@ -119,6 +117,10 @@ if ours == n then
   if token == owner then
     -- Of a hand-off: an attempt has found it now.
     fence, record = tonumber(known), string.gsub(last, '^(%d+ %x+ %d+ %d+):0 ', '%1 ')
+    if LAST then
+      -- Every grant raises it to the clock: plain commands rely on that (src/engine/redis/ops/acquire_plain.rs).
+      redis.call('SET', LAST, string.format('%.0f', larger(microseconds(), LAST)))
+    end
     if fence < least then
       -- A part of a claim, so this is a cluster: it has no key of the last token to raise.
       fence, record = least, string.format('%.0f', least) .. string.sub(last, #known + 1)
@@ -136,11 +138,11 @@ if not record then
   fence = microseconds()
   local since = math.floor(fence / 1000)
   fence = math.max(fence, least)
-  for i = n + 1, counter and n + 1 or n + n do
-    fence = larger(fence, counter or KEYS[i])
+  for i = n + 1, LAST and n + 1 or n + n do
+    fence = larger(fence, LAST or KEYS[i])
   end
-  if counter then
-    redis.call('SET', counter, string.format('%.0f', fence))
+  if LAST then
+    redis.call('SET', LAST, string.format('%.0f', fence))
   end
   record = string.format('%.0f %s %.0f %s', fence, owner, since, ARGV[4])
 end

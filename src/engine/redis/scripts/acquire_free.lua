@@ -2,13 +2,12 @@
 -- functions of the rest of the script are not even defined then.
 
 local owner, ttl, kept, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[9]
--- The names, and the key of the last fencing token, which only a single server has (acquire.lua describes the other keys).
-local n = math.floor(#KEYS / (metadata and 4 or 3))
-local counter = KEYS[n * (metadata and 4 or 3) + 1]
+-- acquire.lua describes the keys.
+local n = #KEYS / (metadata and 4 or 3)
 
 if n == 1 and not metadata and redis.call('EXISTS', KEYS[3]) == 0 then
   -- Read before anything is written, because a read fails if the key has another type.
-  local last = redis.call('GET', counter or KEYS[2])
+  local last = redis.call('GET', LAST or KEYS[2])
   if redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') then
     local now = redis.call('TIME')
     local micros = string.format('%06d', now[2])
@@ -22,8 +21,8 @@ if n == 1 and not metadata and redis.call('EXISTS', KEYS[3]) == 0 then
     end
     local since = now[1] .. string.sub(micros, 1, 3)
     redis.call('SET', KEYS[2], fence .. ' ' .. owner .. ' ' .. since .. ' ' .. ARGV[4], 'PX', kept)
-    if counter then
-      redis.call('SET', counter, fence)
+    if LAST then
+      redis.call('SET', LAST, fence)
     end
     return tonumber(fence)
   end

@@ -4,6 +4,9 @@
 --         2  its fence companion
 --         3  its metadata companion
 --         4  its queue, unless this is a node of a quorum
+--         Only the first one where its slot moves: the others may be on another node of the cluster. The two companions are
+--         read if they are on this one.
+-- ARGV    the two companions, if they are no keys
 -- Answer  nil when it is free, else { the lock's value, its PTTL, fence companion or nil, metadata companion or nil, number of
 --         waiters: only with a queue }
 
@@ -20,5 +23,14 @@ if KEYS[4] then
   waiting = alive > 0 and redis.call('ZCOUNT', KEYS[4], 0, '+inf') or 0
 end
 -- MGET reads a key of another type as nil.
-local companions = redis.call('MGET', KEYS[2], KEYS[3])
+local companions = {}
+if KEYS[2] then
+  companions = redis.call('MGET', KEYS[2], KEYS[3])
+else
+  for i, key in ipairs(ARGV) do
+    local companion = redis.pcall('GET', key)
+    companions[i] = type(companion) == 'string' and companion
+  end
+  waiting = -1
+end
 return { value, redis.call('PTTL', KEYS[1]), companions[1], companions[2], waiting }

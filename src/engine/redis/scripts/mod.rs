@@ -10,6 +10,8 @@ use super::keys::{Layout, Part, companion};
 pub(super) struct Script {
     source: &'static str,
     sha: String,
+    /// Whether its last key is that of the last fencing token, where there is one.
+    takes_last: bool,
 }
 
 /// Defines the scripts of a module, from files beside it.
@@ -27,23 +29,29 @@ macro_rules! scripts {
 pub(super) use scripts;
 
 scripts! {
-    ACQUIRE = "acquire_free.lua" "queue.lua" "acquire.lua";
-    HEARTBEAT = "queue.lua" "heartbeat.lua";
+    ACQUIRE = "last.lua" "acquire_free.lua" "queue.lua" "acquire.lua";
+    HEARTBEAT = "last.lua" "queue.lua" "heartbeat.lua";
     RENEW = "renew.lua";
     TRANSFER = "transfer.lua";
-    RELEASE = "release/release_held.lua" "queue.lua" "release/release_one.lua" "release/release.lua";
-    RELEASE_MANY = "release/release_many_held.lua" "queue.lua" "release/release_one.lua" "release/release_many.lua";
-    FORCE_RELEASE = "queue.lua" "release/release_one.lua" "release/force_release.lua";
-    REMOVE_WAITER = "queue.lua" "release/release_one.lua" "remove_waiter.lua";
+    RELEASE = "last.lua" "release/release_held.lua" "queue.lua" "release/release_one.lua" "release/release.lua";
+    RELEASE_MANY = "last.lua" "release/release_many_held.lua" "queue.lua" "release/release_one.lua" "release/release_many.lua";
+    RELEASE_SPLIT = "release/release_split.lua";
+    FORCE_RELEASE = "last.lua" "queue.lua" "release/release_one.lua" "release/force_release.lua";
+    REMOVE_WAITER = "last.lua" "queue.lua" "release/release_one.lua" "remove_waiter.lua";
     INSPECT = "inspect.lua";
     RECORD = "record.lua";
-    SEED_COUNTER = "seed_counter.lua";
+    RIGHTS = "last.lua" "rights.lua";
 }
 
 impl Script {
     pub(super) fn new(source: &'static str) -> Self {
         let sha = redis::Script::new(source).get_hash().to_owned();
-        Script { source, sha }
+        let takes_last = source.contains("local LAST = ");
+        Script {
+            source,
+            sha,
+            takes_last,
+        }
     }
 
     /// Returns the SHA1 by which the server knows the script.
@@ -63,20 +71,10 @@ impl Script {
         parts: &[Part],
         names: impl Iterator<Item = &'n str> + Clone,
     ) -> Cmd {
-        self.call_with(layout, parts, names, None)
-    }
-
-    /// Like [`Script::call`], with one more key at the end.
-    pub(super) fn call_with<'n>(
-        &self,
-        layout: &Layout,
-        parts: &[Part],
-        names: impl Iterator<Item = &'n str> + Clone,
-        more: Option<&str>,
-    ) -> Cmd {
         const COMMON: usize = 160;
         const PER_KEY: usize = 40;
-        let count = names.clone().count() * parts.len() + usize::from(more.is_some());
+        let last = layout.last().filter(|_| self.takes_last);
+        let count = names.clone().count() * parts.len() + usize::from(last.is_some());
         let bytes: usize = names.clone().map(|name| name.len() + PER_KEY).sum();
         let mut cmd = Cmd::with_capacity(count + 8, bytes * parts.len() + COMMON);
         cmd.arg("EVALSHA").arg(&self.sha).arg(count);
@@ -88,8 +86,8 @@ impl Script {
                 cmd.arg(&key);
             }
         }
-        if let Some(more) = more {
-            cmd.arg(more);
+        if let Some(last) = last {
+            cmd.arg(last);
         }
         cmd
     }

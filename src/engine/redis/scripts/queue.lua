@@ -3,18 +3,19 @@
 -- A queue is a sorted set with three kinds of members:
 --
 --   <process>:<owner>[:<pid>@<host>][:<ttl>]
---                a waiter, with its ttl in ms if that is less than RESERVED_MS; its score is its number, by which it is served:
+--                a waiter, with its ttl in ms if that is less than ALIVE_MS; its score is its number, by which it is served:
 --                the microsecond of its arrival
 --   <process>    a process with waiters; its score is minus the millisecond until which it counts as alive
 --   !<process>   a process whose waiters were removed as dead; its score is minus the millisecond of the removal. The answer
 --                to its next heartbeat is "try again", and its waiters enter again with their numbers
 --
--- The hand-off makes a waiter with <pid>@<host> the holder, for RESERVED_MS or its ttl. Its process extends the lease. Any other
--- waiter (of several names, with metadata, with minReplicas) has to confirm within this time. Until then the lock's key holds
--- `<owner>-next`: the name is busy for every other owner, other tools included, and has no holder. So a dead waiter delays the
--- others for no longer than its lease would have.
+-- The hand-off makes a waiter with <pid>@<host> the holder, for as long as its process counts as alive, or for its ttl. Its
+-- process extends the lease. Any other waiter (of several names, with metadata, with minReplicas) has to confirm within this
+-- time. Until then the lock's key holds `<owner>-next`: the name is busy for every other owner, other tools included, and has no
+-- holder. So a dead waiter delays the others for no longer than its lease would have.
 
-local RESERVED_MS = 2000
+-- The time between two heartbeats: HEARTBEAT_INTERVAL in src/engine/local_waiters/mod.rs.
+local HEARTBEAT_MS = 2000
 -- How long a process counts as alive after a command of it: WAITER_LIVENESS in src/engine/mod.rs.
 local ALIVE_MS = 4500
 -- How long the mark of removed waiters lasts.
@@ -24,10 +25,7 @@ local QUEUE_MS = 70000
 -- One script reads AT_ONCE * ROUNDS waiters at most, so that it blocks the server for a few milliseconds.
 local AT_ONCE, ROUNDS = 32, 8
 
--- The last fencing token of all names: LAST in src/engine/redis/keys/mod.rs. Only a single server has it, and there a script may
--- use it without declaring it, so that a release, which rarely needs it, does not send it.
-local LAST = 'holdfast:last'
--- How long a fence companion outlives the lease: RECORD_KEPT_MS there, and in a cluster FENCE_KEPT_MS.
+-- How long a fence companion outlives the lease (src/engine/redis/keys/mod.rs): with the last token of all names, and without it.
 local RECORD_KEPT_MS, FENCE_KEPT_MS = 3660000, 86400000
 
 -- The server's clock in microseconds since 1970: below 2^53, and so exact in Lua's doubles, until the year 2255.
@@ -71,8 +69,7 @@ local function pass(lock, queue, companion, to, me, number, notify_only)
   -- A server that refuses writes (read-only, full, without replicas) refuses this one. From here on it executes the script to its
   -- end, so that no message announces a grant that was not written.
   redis.call('PEXPIRE', queue, QUEUE_MS)
-  local is_cluster = string.find(to, '{', 1, true)
-  local publish = is_cluster and 'SPUBLISH' or 'PUBLISH'
+  local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local now, alive = microseconds(), {}
   local ms = math.floor(now / 1000)
   local asks = me and string.match(me, '^%x+')
@@ -88,13 +85,13 @@ local function pass(lock, queue, companion, to, me, number, notify_only)
       process, owner = string.match(waiter, '^(%x+):(%x+)')
       local till = alive[process]
       if not till then
-        till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
+        till = process == asks and ms + ALIVE_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
         local rest, message = #process + #owner + 2, waiter .. ' ' .. lock
         local ttl = tonumber(string.match(waiter, ':(%d+)$', rest))
         local pid, host = string.match(waiter, '^:(%d+)@([^:]+)', rest)
-        left, grant = math.min(till - ms, RESERVED_MS, ttl or RESERVED_MS), nil
+        left, grant = math.min(till - ms, ttl or ALIVE_MS), nil
         if pid and till > ms and not notify_only then
-          local fence = larger(now, is_cluster and companion or LAST)
+          local fence = larger(now, LAST or companion)
           grant = string.format('%.0f %s %.0f %s:0 %s', fence, owner, ms, pid, host)
           message = string.format('grant:%.0f:%.0f:%.0f %s', fence, now, ms + left, message)
         end
@@ -121,8 +118,8 @@ local function pass(lock, queue, companion, to, me, number, notify_only)
       redis.call('SET', lock, grant and owner or owner .. '-next', 'PXAT', ms + left)
       if grant then
         -- `:0` after the process id: no attempt has found the grant yet (remove_waiter.lua).
-        redis.call('SET', companion, grant, 'PX', left + (is_cluster and FENCE_KEPT_MS or RECORD_KEPT_MS))
-        if not is_cluster then
+        redis.call('SET', companion, grant, 'PX', left + (LAST and RECORD_KEPT_MS or FENCE_KEPT_MS))
+        if LAST then
           redis.call('SET', LAST, string.match(grant, '^%d+'))
         end
         redis.call('ZREM', queue, next)
@@ -134,7 +131,7 @@ local function pass(lock, queue, companion, to, me, number, notify_only)
       -- The process has to send a command. Until then it gets no other name: a stopped process delays the waiters
       -- behind it once, and not once for each of its waiters.
       redis.call('ZADD', queue, -(ms + left), process)
-      if left < RESERVED_MS then
+      if left < HEARTBEAT_MS then
         -- The time ends before the next heartbeat: ask another process to send one at its end.
         for _, other in ipairs(redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. -ms, 'LIMIT', 0, AT_ONCE)) do
           if other ~= process and redis.call(publish, to .. other, 'wait:' .. left .. ' ' .. lock) > 0 then

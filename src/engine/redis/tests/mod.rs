@@ -16,10 +16,11 @@ use super::connection::Link;
 use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
 use crate::engine::contract::PAGE;
-use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription, TlsFiles};
+use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription, TlsFiles, Warnings};
 use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
+mod connect_checks;
 mod connection;
 mod hand_off;
 #[cfg(unix)]
@@ -110,6 +111,15 @@ fn settings(prefix: &str) -> Settings {
         key_prefix: Some(prefix.to_owned()),
         ..Settings::default()
     }
+}
+
+/// Returns settings whose warnings are collected, and the warnings.
+fn with_warnings(settings: Settings) -> (Settings, Arc<Mutex<Vec<String>>>) {
+    let texts: Arc<Mutex<Vec<String>>> = Arc::default();
+    let reported = texts.clone();
+    let warnings = Warnings::new(move |text| reported.lock().unwrap().push(text.to_owned()));
+    let warnings = Some(Arc::new(warnings));
+    (Settings { warnings, ..settings }, texts)
 }
 
 async fn engine(url: &str, prefix: &str) -> Arc<RedisEngine> {

@@ -109,7 +109,7 @@ async fn a_suspended_process_delays_the_waiters_behind_it_once() {
         "it is handed off to the suspended process"
     );
     let left: i64 = other.run("PTTL lock:n").await;
-    assert!((1..=2000).contains(&left), "{left}");
+    assert!((1..=4000).contains(&left), "{left}");
     notified(&mut next_subscription).await;
     acquire(&ours, &next).await;
     assert_eq!(
@@ -370,15 +370,9 @@ async fn a_set_hands_off_a_name_while_another_is_busy() {
 async fn a_waiter_releases_the_reservation_that_it_kept() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let (first, second, behind) = (waiting_for_a_and_b(), waiting_for_a_and_b(), waiting("a"));
-    let (on_a, on_b) = (claim("a"), claim("b"));
+    let (first, behind, on_b) = (waiting_for_a_and_b(), waiting("a"), claim("b"));
     acquire(&ours, &on_b).await;
-    enqueue(&ours, &second).await;
-    acquire(&ours, &on_a).await;
-    enqueue(&ours, &first).await;
-    release(&ours, &on_a).await;
-    release(&ours, &on_b).await;
-    // `b` is reserved for `second`. This attempt of `first` keeps its reservation of `a`.
+    // It keeps `a`.
     enqueue(&ours, &first).await;
     enqueue(&ours, &behind).await;
     ours.release(&behind, Duration::ZERO).await.unwrap();
@@ -386,6 +380,6 @@ async fn a_waiter_releases_the_reservation_that_it_kept() {
     assert_eq!(other.run::<i64>("EXISTS lock:a").await, 1);
     ours.release(&first, Duration::ZERO).await.unwrap();
     assert_eq!(other.run::<i64>("EXISTS lock:a").await, 0);
-    ours.release(&second, Duration::ZERO).await.unwrap();
+    release(&ours, &on_b).await;
     assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }

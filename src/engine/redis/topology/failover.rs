@@ -10,33 +10,76 @@ use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
 use redis::{ConnectionInfo, RedisResult};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::backoff::Backoff;
-use crate::engine::redis::config::{Sentinels, client};
+use crate::engine::Warnings;
+use crate::engine::redis::config::{Sentinels, show_address};
 use crate::engine::redis::connection::Link;
+use crate::engine::redis::connection::dial::pubsub;
+use crate::engine::redis::error::Failure;
 
 const CHANNEL: &str = "+switch-master";
 /// The backoff for a sentinel without a subscription.
 const RESUBSCRIBE: Backoff = Backoff::new(Duration::from_millis(300), Duration::from_secs(45)).with_jitter(2.0 / 3.0);
+/// How long no sentinel may be subscribed before a warning.
+const WARN_AFTER: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 60 });
 
 /// The subscriptions to all sentinels. They end when this is dropped.
 pub(in super::super) struct FailoverMonitor(Vec<AbortHandle>);
 
 impl FailoverMonitor {
     /// Subscribes for these links.
-    pub(in super::super) fn start(sentinels: &Arc<Sentinels>, links: &[&Arc<Link>], limit: Duration) -> Self {
+    pub(in super::super) fn start(
+        sentinels: &Arc<Sentinels>,
+        links: &[&Arc<Link>],
+        limit: Duration,
+        warnings: Option<Arc<Warnings>>,
+    ) -> Self {
         let links: Vec<Weak<Link>> = links.iter().map(|link| Arc::downgrade(link)).collect();
+        let subscribed = Arc::new(watch::Sender::new((0, String::new())));
+        let warning = warn_without_subscription(sentinels.clone(), subscribed.subscribe(), warnings);
+        let warning = tokio::spawn(warning.boxed()).abort_handle();
         let tasks = sentinels.sentinels.iter().map(|sentinel| {
             let listener = Listener {
                 sentinels: sentinels.clone(),
                 sentinel: sentinel.clone(),
                 links: links.clone(),
                 limit,
+                subscribed: subscribed.clone(),
             };
             tokio::spawn(listener.run().boxed()).abort_handle()
         });
-        FailoverMonitor(tasks.collect())
+        FailoverMonitor(tasks.chain([warning]).collect())
+    }
+}
+
+/// Warns when no sentinel has been subscribed for a while. `subscribed`: the number of subscribed sentinels, and the last error.
+async fn warn_without_subscription(
+    sentinels: Arc<Sentinels>,
+    mut subscribed: watch::Receiver<(usize, String)>,
+    warnings: Option<Arc<Warnings>>,
+) {
+    let Some(warnings) = warnings else { return };
+    loop {
+        let any = subscribed.wait_for(|(count, _)| *count > 0);
+        let any = tokio::time::timeout(WARN_AFTER, any).await;
+        match any.map(|any| any.is_ok()) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(_) => {
+                let error = subscribed.borrow().1.clone();
+                return warnings.warn(format!(
+                    "{sentinels}: none has accepted a subscription to {CHANNEL} for {} s, so the calls after a failover fail \
+                     until they time out; the last error: {error}",
+                    WARN_AFTER.as_secs()
+                ));
+            }
+        }
+        if subscribed.wait_for(|(count, _)| *count == 0).await.is_err() {
+            return;
+        }
     }
 }
 
@@ -54,6 +97,8 @@ struct Listener {
     links: Vec<Weak<Link>>,
     /// The longest time to connect.
     limit: Duration,
+    /// The number of subscribed sentinels, and the last error.
+    subscribed: Arc<watch::Sender<(usize, String)>>,
 }
 
 impl Listener {
@@ -62,7 +107,11 @@ impl Listener {
         loop {
             match self.listen(&mut backoff).await {
                 Ok(()) => tracing::debug!("a sentinel closed the connection"),
-                Err(error) => tracing::debug!(%error, "no subscription to a sentinel"),
+                Err(error) => {
+                    let error = Failure::connect(&show_address(self.sentinel.addr()).into(), error).to_string();
+                    tracing::debug!(error, "no subscription to a sentinel");
+                    self.subscribed.send_modify(|(_, last)| *last = error);
+                }
             }
             tokio::time::sleep(backoff.delay()).await;
         }
@@ -70,8 +119,7 @@ impl Listener {
 
     async fn listen(&self, backoff: &mut Backoff) -> RedisResult<()> {
         let subscribing = async {
-            let client = client(self.sentinel.clone(), self.sentinels.tls.as_ref())?;
-            let mut listening = client.get_async_pubsub().await?;
+            let mut listening = pubsub(&self.sentinel, self.sentinels.tls.as_ref()).await?;
             listening.subscribe(CHANNEL).await?;
             RedisResult::Ok(listening)
         };
@@ -80,6 +128,7 @@ impl Listener {
             Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
         };
         backoff.reset();
+        self.subscribed.send_modify(|(count, _)| *count += 1);
         // An event before the subscription was lost.
         self.leave_old_master().await;
         let mut events = listening.on_message();
@@ -90,6 +139,8 @@ impl Listener {
                 self.leave_old_master().await;
             }
         }
+        // Between the increment and this line only the end of the task ends this function, and then the warning task ends, too.
+        self.subscribed.send_modify(|(count, _)| *count -= 1);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ pub(super) mod cluster;
 pub(super) mod failover;
 pub(super) mod majority;
 pub(super) mod replicas;
+mod rights;
 pub(super) mod sentinel;
 
 use std::sync::Arc;
@@ -55,16 +56,14 @@ impl Route {
         }
     }
 
-    /// Returns the slot of the keys of a name. Without a cluster it is 0 for all names.
+    /// Returns the slot of the keys of a name. It is 0 for all names if one server has all slots.
     pub(super) fn slot(&self, layout: &Layout, name: &str) -> u16 {
-        match self {
-            Route::One(_) => 0,
-            Route::Cluster(_) => {
-                let mut lock = String::new();
-                layout.lock(name, &mut lock);
-                slot_of(&lock)
-            }
+        if !self.has_slots() {
+            return 0;
         }
+        let mut lock = String::new();
+        layout.lock(name, &mut lock);
+        slot_of(&lock)
     }
 
     /// Runs a script whose keys are in this slot.
@@ -83,6 +82,15 @@ impl Route {
         match self {
             Route::One(link) => link.run_as(script, call, attempt).await,
             Route::Cluster(cluster) => Box::pin(cluster.run(script, call, slot, attempt)).await,
+        }
+    }
+
+    /// Runs a script, or a smaller one for a name whose keys are not all on one node of a cluster (see [`Cluster::run_first`]).
+    pub(super) async fn run_first(&self, scripts: &[(&Script, &Cmd)], slot: u16) -> Result<Value, Failure> {
+        match (self, scripts) {
+            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, false)).await,
+            (Route::One(link), [(script, call), ..]) => link.run_as(script, call, None).await,
+            (Route::One(_), []) => Err(Failure::Unserved),
         }
     }
 
@@ -110,14 +118,14 @@ impl Route {
         }
     }
 
-    /// Checks that a server answers, is what the URL says, and is new enough.
-    pub(super) async fn greet(&self) -> Result<(), Failure> {
+    /// Checks that a server answers, is what the URL says, and is new enough. Returns it.
+    pub(super) async fn greet(&self) -> Result<Arc<Link>, Failure> {
         let mut last = Failure::Unserved;
         for server in self.servers().await? {
             match check_server(&server, self.is_cluster()).await {
                 // One of the masters of a cluster may be down.
                 Err(failure) if failure.retryable() => last = failure,
-                outcome => return outcome,
+                outcome => return outcome.map(|()| server),
             }
         }
         Err(last)
@@ -156,6 +164,14 @@ impl Route {
         match self {
             Route::One(link) => link.current_fast_path(),
             Route::Cluster(_) => None,
+        }
+    }
+
+    /// Whether the keys of one command have to be in one slot.
+    pub(super) fn has_slots(&self) -> bool {
+        match self {
+            Route::One(link) => link.config().is_sharded(),
+            Route::Cluster(_) => true,
         }
     }
 

@@ -12,6 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionInfo, RedisResult, Value};
 
 use super::majority::majority_of;
+use crate::engine::redis::advice::without_arguments;
 use crate::engine::redis::config::{Sentinels, client, show_address};
 use crate::engine::redis::connection::dial::by_server_name;
 use crate::engine::redis::error::{Failure, NoMaster, Refusal};
@@ -27,7 +28,7 @@ impl Sentinels {
             let refusal = match answer {
                 Ok(Ok(Some(address))) => return Ok(address),
                 Ok(Ok(None)) => Refusal::Unknown,
-                Ok(Err(error)) => Refusal::Failed(error),
+                Ok(Err(error)) => Refusal::Failed(without_arguments(error)),
                 Err(_) => Refusal::Failed(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             };
             Err((show_address(sentinel.addr()), refusal))

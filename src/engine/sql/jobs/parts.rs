@@ -1,11 +1,10 @@
 //! The parts of a queue.
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-use parking_lot::Mutex;
-
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-use super::statement_cost::StatementCost;
 use super::{Job, Receiver, SHARE};
+
+/// Number of calls that a statement takes at least, if that many wait. Fewer are not worth a round trip and a commit.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const LEAST: usize = 64;
 
 impl Receiver {
     /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
@@ -66,55 +65,31 @@ impl Receiver {
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 impl Receiver {
     /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
-    /// sender. `takes_turns`: only the part of the first job.
+    /// sender.
     ///
-    /// A statement takes half of the calls that wait or are executed: the server executes it while the callers of the other half continue.
-    /// If it took all of them, server and callers would wait for each other. `cost` sets a minimum, and halves the statement for a
-    /// sample. Renewals do not count: usually no caller waits for one.
+    /// A statement takes half of the calls that wait or are executed, and at least [`LEAST`]: the server executes it while the
+    /// callers of the other half continue. If it took all of many, server and callers would wait for each other. Renewals do not
+    /// count: usually no caller waits for one.
     ///
     /// # Cancellation
     /// Cancel-safe: no job is lost.
-    pub(in crate::engine::sql) async fn next_of_parts(
-        &mut self,
-        batch: &mut Vec<Job>,
-        mut parts: [bool; 3],
-        takes_turns: bool,
-        cost: &Mutex<StatementCost>,
-    ) -> bool {
+    pub(in crate::engine::sql) async fn next_of_parts(&mut self, batch: &mut Vec<Job>, parts: [bool; 3]) -> bool {
         let Some(mut first) = self.first(parts).await else {
             return false;
         };
-        if takes_turns {
-            let part = first.as_ref().map_or(2, |(part, _)| *part);
-            parts = std::array::from_fn(|other| other == part);
-        }
         let is_counted = |job: &Job| !matches!(job, Job::Renew(..));
         let is_first_counted = first.as_ref().is_some_and(|(_, job)| is_counted(job));
         let waiting = usize::from(is_first_counted) + self.releases.len() + self.reads.len() + self.waiting.len();
         let is_executed = |part: &usize| !parts[*part];
         let executed: usize = (0..3).filter(is_executed).map(|part| self.counted_in_batch[part]).sum();
-        let half = (waiting + executed).div_ceil(2);
+        let calls = (waiting + executed).div_ceil(2).max(LEAST);
         let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
             let before = batch.len();
-            let calls = match part {
-                2 => cost.lock().size(half, self.waiting.len().min(self.limit.claims)),
-                _ => half.max(cost.lock().least()),
-            };
             self.take(part, &mut first, (calls, most), batch);
             self.counted_in_batch[part] = batch[before..].iter().filter(|job| is_counted(job)).count();
         }
         true
-    }
-
-    /// Returns the first of `parts` that has jobs, in their order from `start` on. If none has jobs, returns all of `parts`.
-    pub(in crate::engine::sql) fn first_of(&self, parts: [bool; 3], start: usize) -> [bool; 3] {
-        let has_attempts = !(self.attempts.is_empty() && self.waiting.is_empty());
-        let has_changes = !(self.renewals.is_empty() && self.releases.is_empty());
-        let has_jobs = [has_changes, !self.reads.is_empty(), has_attempts];
-        let mut order = (start..start + 3).map(|part| part % 3);
-        let first = order.find(|part| parts[*part] && has_jobs[*part]);
-        first.map_or(parts, |first| std::array::from_fn(|part| part == first))
     }
 }
 
@@ -122,8 +97,6 @@ impl Receiver {
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;
-
-    use parking_lot::Mutex;
 
     use crate::engine::sql::jobs::{Job, Limit, Receiver, Reply, Sender, queue};
     use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
@@ -150,21 +123,15 @@ mod tests {
                 answers.push(answer);
             }
         };
-        attempts(100);
+        attempts(200);
         let mut next = async |parts| {
             let mut batch = Vec::new();
-            assert!(
-                receiver
-                    .next_of_parts(&mut batch, parts, false, &Mutex::default())
-                    .await
-            );
+            assert!(receiver.next_of_parts(&mut batch, parts).await);
             batch.len()
         };
-        assert_eq!(next([true; 3]).await, 50);
-        attempts(50);
-        assert_eq!(next([true; 3]).await, 50);
-        assert_eq!(next([true; 3]).await, 32);
-        assert_eq!(next([true; 3]).await, 18);
+        assert_eq!(next([true; 3]).await, 100);
+        assert_eq!(next([true; 3]).await, 64, "the minimum");
+        assert_eq!(next([true; 3]).await, 36);
         attempts(300);
         assert_eq!(next([true; 3]).await, 128, "the limit");
         assert_eq!(next([true; 3]).await, 86);
@@ -187,12 +154,8 @@ mod tests {
             renewals.push(answer);
         }
         let mut batch = Vec::new();
-        for expected in [(60, 50), (0, 32), (0, 18)] {
-            assert!(
-                receiver
-                    .next_of_parts(&mut batch, [true; 3], false, &Mutex::default())
-                    .await
-            );
+        for expected in [(60, 64), (0, 36)] {
+            assert!(receiver.next_of_parts(&mut batch, [true; 3]).await);
             let is_renewal = |job: &Job| matches!(job, Job::Renew(..));
             assert!(batch.is_sorted_by_key(|job| !is_renewal(job)));
             let renewals = batch.iter().filter(|job| is_renewal(job)).count();
@@ -214,11 +177,7 @@ mod tests {
             renewals.push(answer);
         }
         let mut batch = Vec::new();
-        assert!(
-            receiver
-                .next_of_parts(&mut batch, [true; 3], false, &Mutex::default())
-                .await
-        );
+        assert!(receiver.next_of_parts(&mut batch, [true; 3]).await);
         assert_eq!(batch.len(), 64);
         assert!(batch.iter().any(|job| matches!(job, Job::Release(..))));
     }
@@ -239,58 +198,11 @@ mod tests {
     async fn a_part_of_the_queue_is_left_out() {
         let (_sender, mut receiver, _answers) = queue_of_three();
         let mut batch = Vec::new();
-        assert!(
-            receiver
-                .next_of_parts(&mut batch, [true, false, false], false, &Mutex::default())
-                .await
-        );
+        assert!(receiver.next_of_parts(&mut batch, [true, false, false]).await);
         assert!(matches!(batch[..], [Job::Renew(..)]));
-        assert!(
-            receiver
-                .next_of_parts(&mut batch, [true, true, false], false, &Mutex::default())
-                .await
-        );
+        assert!(receiver.next_of_parts(&mut batch, [true, true, false]).await);
         assert!(matches!(batch[..], [_, Job::Inspect(..)]));
-        assert!(
-            receiver
-                .next_of_parts(&mut batch, [false, false, true], false, &Mutex::default())
-                .await
-        );
+        assert!(receiver.next_of_parts(&mut batch, [false, false, true]).await);
         assert!(matches!(batch[..], [_, _, Job::Acquire(..)]));
-    }
-
-    #[tokio::test]
-    async fn a_turn_takes_jobs_of_one_part() {
-        let (_sender, mut receiver, _answers) = queue_of_three();
-        let mut batch = Vec::new();
-        for size in 1..=3 {
-            assert!(
-                receiver
-                    .next_of_parts(&mut batch, [true; 3], true, &Mutex::default())
-                    .await
-            );
-            assert_eq!(batch.len(), size);
-        }
-        assert!(matches!(
-            batch[..],
-            [Job::Renew(..), Job::Acquire(..), Job::Inspect(..)]
-        ));
-    }
-
-    #[test]
-    fn each_part_with_jobs_has_its_turn() {
-        let (sender, receiver) = queue(Limit::claims(64));
-        assert_eq!(receiver.first_of([true; 3], 1), [true; 3]);
-        let claim = claim("n");
-        let (key, ttl) = (claim.keys()[0].clone(), claim.ttl);
-        let ((read, _read), (renewed, _renewed), (granted, _granted)) = (Reply::new(), Reply::new(), Reply::new());
-        sender.send(Job::Inspect(key, read));
-        sender.send(Job::Renew(claim.clone(), ttl, renewed));
-        let [changes, reads, attempts] = [[true, false, false], [false, true, false], [false, false, true]];
-        assert_eq!(receiver.first_of([true; 3], 2), changes, "there are no attempts");
-        sender.send(Job::Acquire(vec![Arc::new(claim)], Arc::default(), granted));
-        let turns = [0, 1, 2, 3].map(|start| receiver.first_of([true; 3], start));
-        assert_eq!(turns, [changes, reads, attempts, changes]);
-        assert_eq!(receiver.first_of([false, true, true], 0), reads);
     }
 }

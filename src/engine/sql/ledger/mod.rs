@@ -6,8 +6,9 @@
 //!
 //! # Hand-off
 //! At the end of a transaction a free name goes to its first live waiter, whose position is removed. A waiter of one name without
-//! metadata becomes the holder, for 2 s, or for its ttl if that is shorter. For another one the name is reserved for as long: its row has the owner
-//! `<token>-next`, and the waiter makes an attempt. A waiter that missed its hand-off enters again with its ticket ([`Ledger::remember`]).
+//! metadata becomes the holder, until its process counts as dead, or for its ttl if that is shorter. For another one the name is
+//! reserved for as long: its row has the owner `<token>-next`, and the waiter makes an attempt. A waiter that missed its hand-off
+//! enters again with its ticket ([`Ledger::remember`]).
 
 mod changes;
 mod rows;
@@ -20,7 +21,7 @@ use std::time::Duration;
 pub(super) use self::changes::{Changes, Content, Entered, Notification};
 use self::rows::Change;
 pub(super) use self::rows::{Position, RESERVED, Row, Waiter};
-use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide};
+use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
@@ -80,7 +81,7 @@ impl Ledger {
 
     /// Makes an attempt. `names`: those of the claim, as they are stored.
     pub(super) fn attempt(&mut self, claim: &Claim, names: &[StoredName]) -> Acquired {
-        let liveness = claim.waiting.then_some(WAITER_LIVENESS);
+        let liveness = claim.waiting.then(|| waiter_liveness(claim.ttl));
         match decide(&self.snapshot(claim, names), liveness) {
             Decision::Grant { fence } => {
                 let expires_us = self.now_us + micros(claim.ttl.duration());
@@ -105,9 +106,12 @@ impl Ledger {
                 Acquired::Granted { fence }
             }
             Decision::Busy { index, retry_after, .. } => {
-                let released = self.names_to_release(claim, names, index);
-                self.release_names(&claim.owner, released, Duration::ZERO);
+                // All or nothing, and one position at a time. A waiter reserves the names before the busy one until its next
+                // attempt. So waiters acquire names in their order, which cannot deadlock, and callers that keep each of the
+                // names busy do not starve a waiter for all of them.
+                self.release_names(&claim.owner, names, Duration::ZERO);
                 if claim.waiting {
+                    self.reserve(claim, &names[..index]);
                     self.enter(claim, &names[index]);
                 }
                 Acquired::Held {
@@ -152,10 +156,11 @@ impl Ledger {
         }
     }
 
-    /// Releases a name of any owner.
+    /// Releases a name of any owner. One that is only reserved for a waiter stays reserved.
     pub(super) fn force_release(&mut self, name: &StoredName) -> bool {
         let now_us = self.now_us;
-        let Some(row) = self.rows.get_mut(name).filter(|row| row.is_live(now_us)) else {
+        let is_held = |row: &&mut Row| row.is_live(now_us) && !row.is_reserved();
+        let Some(row) = self.rows.get_mut(name).filter(is_held) else {
             return false;
         };
         row.release();
@@ -306,26 +311,24 @@ impl Ledger {
         }
     }
 
-    /// Returns the names that a claim releases when `names[busy]` is busy: usually all. If that name is only reserved for another waiter,
-    /// the claim keeps its reservations of the names before it: the other waiter may need one of them. So waiters for several names wait
-    /// in the order of the names, and do not release their reservations to each other again and again.
-    fn names_to_release<'n>(&self, claim: &Claim, names: &'n [StoredName], busy: usize) -> Vec<&'n StoredName> {
-        let row = |name: &StoredName| self.rows.get(name);
-        let is_reserved = row(&names[busy]).is_some_and(Row::is_reserved);
-        let is_kept = |name: &StoredName| row(name).is_some_and(|row| row.is_reserved_for(&claim.owner));
-        let keeps =
-            |(index, name): &(usize, &StoredName)| claim.waiting && is_reserved && *index < busy && is_kept(name);
-        let released = names.iter().enumerate().filter(|name| !keeps(name));
-        released.map(|(_, name)| name).collect()
+    /// Reserves free names for a waiter, for as long as its position lives, or for its ttl if that is shorter.
+    fn reserve(&mut self, claim: &Claim, names: &[StoredName]) {
+        let expires_us = self.now_us + micros(waiter_liveness(claim.ttl));
+        for name in names {
+            let row = self.rows.entry(name.clone()).or_default();
+            *row = Row {
+                owner: Some(format!("{}{RESERVED}", claim.owner.as_str())),
+                expires_us,
+                fence: row.fence,
+                is_granted: true,
+                is_changed: true,
+                ..Row::default()
+            };
+        }
     }
 
     /// Releases the names that an owner has, and returns how many of them it held.
-    fn release_names<'n>(
-        &mut self,
-        owner: &OwnerToken,
-        names: impl IntoIterator<Item = &'n StoredName>,
-        keep: Duration,
-    ) -> usize {
+    fn release_names(&mut self, owner: &OwnerToken, names: &[StoredName], keep: Duration) -> usize {
         let mut held = 0;
         for name in names {
             let Some(row) = self.rows.get_mut(name) else { continue };
@@ -359,7 +362,7 @@ impl Ledger {
         let order = before.as_ref().map(|before| before.order).or(ticket).unwrap_or(next);
         let keeps_ticket = before.as_ref().map_or(ticket.is_some(), |before| before.keeps_ticket);
         self.recounted.extend(before.map(|before| before.name));
-        let hold = claim.ttl.duration().min(RESERVATION);
+        let hold = waiter_liveness(claim.ttl);
         let position = Position {
             order,
             name: name.clone(),

@@ -43,12 +43,12 @@ impl Row {
         self.is_live(now_us) && self.owner.as_deref() == Some(owner.as_str())
     }
 
-    /// Whether a hand-off has reserved the name for any waiter.
+    /// Whether the name is reserved for any waiter.
     pub(super) fn is_reserved(&self) -> bool {
         self.owner.as_deref().is_some_and(|owner| owner.ends_with(RESERVED))
     }
 
-    /// Whether a hand-off has reserved the name for a waiter.
+    /// Whether the name is reserved for a waiter.
     pub(super) fn is_reserved_for(&self, owner: &OwnerToken) -> bool {
         let waiter = self.owner.as_deref().and_then(|own| own.strip_suffix(RESERVED));
         waiter == Some(owner.as_str())

@@ -89,10 +89,17 @@ fn waiters_for_several_names_wait_in_the_order_of_names() {
     let rows = changes.rows.into_iter().chain([(names[0].clone(), reserved(&first))]);
     let mut after = Ledger::new(NOW, rows.collect(), Vec::new());
     assert!(matches!(after.attempt(&first, &names), Acquired::Granted { .. }));
-    // A lease may last long. No name stays reserved during it.
-    let mut busy = ledger(&[("a", reserved(&first)), ("b", held("holder"))], Vec::new());
-    busy.attempt(&first, &names);
-    assert_eq!(busy.busy_for(&names[0]), None);
+    // It keeps the names before the busy one, for its ttl, and no others.
+    let (of_three, three) = claim(&["a", "b", "c"], true);
+    let rows = [("b", held("holder")), ("c", reserved(&of_three))];
+    let mut busy = ledger(&rows, Vec::new());
+    busy.attempt(&of_three, &three);
+    assert_eq!(busy.busy_for(&three[0]), Some(Duration::from_millis(800)));
+    assert_eq!(busy.busy_for(&three[2]), None);
+    // A call that does not wait keeps nothing.
+    let mut tried = ledger(&rows, Vec::new());
+    tried.attempt(&claim(&["a", "b", "c"], false).0, &three);
+    assert_eq!(tried.busy_for(&three[0]), None);
 }
 
 #[test]
@@ -200,10 +207,11 @@ fn a_position_moves_with_its_order() {
     assert_eq!(key.as_str(), "b");
     assert_eq!(ledger.live(&names[1]).next().unwrap().owner, set.owner.as_str());
     let changes = ledger.finish();
+    assert!(changes.notifications.is_empty(), "the free name is kept");
     assert_eq!(
-        content(&changes),
-        [("w6", granted(2000))],
-        "the next waiter of the free name"
+        ledger.busy_for(&names[0]),
+        Some(Duration::from_millis(800)),
+        "for the ttl of the set"
     );
     assert_eq!(
         (changes.entered[0].name.as_slice(), changes.entered[0].ticket),

@@ -11,29 +11,33 @@ use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::Kind;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES, Swept,
+    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_INTERVAL, SWEEP_LIMIT,
+    SWEEP_NAMES, SWEEP_ROW, Swept,
 };
 use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
+use crate::model::OwnerToken;
 
 /// A `LIMIT` above any result. With a `LIMIT` the server does not merge the subquery into the outer statement.
 pub(super) const NO_LIMIT: u64 = 1 << 32;
 
-/// Sends the heartbeat of this process if it is due, and reads the lease and the queue of each name.
+/// Sends the heartbeat of this process, `except` for these owners, and reads the lease and the queue of each name.
 pub(super) async fn check(
     session: &mut MysqlSession,
     process: &str,
     names: &[StoredName],
-    is_heartbeat: bool,
+    except: Option<&[OwnerToken]>,
 ) -> Outcome<Checked> {
     let mut packet = Packet::default();
     packet.add(CLOCK);
     let server = session.server.clone();
     let Tables { locks, waiters, .. } = &server.tables;
     let process = Bytes(process);
-    let kept = is_heartbeat.then(|| {
+    let kept = except.map(|except| {
+        // An empty list is no SQL. No owner is empty.
+        let except = list(except.iter().map(OwnerToken::as_str).chain([""]).map(Bytes));
         // Skips positions that another transaction has locked: that transaction writes them.
         packet.add(format_args!(
-            "UPDATE {waiters} AS w JOIN (SELECT ticket FROM {waiters} WHERE process = {process} \
+            "UPDATE {waiters} AS w JOIN (SELECT ticket FROM {waiters} WHERE process = {process} AND owner NOT IN ({except}) \
              LIMIT {NO_LIMIT} FOR UPDATE SKIP LOCKED) AS own ON own.ticket = w.ticket SET w.alive_until = @u + {}",
             LIVENESS_MS * 1000
         ));
@@ -97,6 +101,23 @@ pub(super) async fn check(
     })
 }
 
+/// Claims the sweep of this interval. `false`: another process has done that.
+pub(super) async fn claim_sweep(session: &mut MysqlSession) -> Outcome<bool> {
+    let locks = &session.server.tables.locks;
+    let (row, interval) = (Bytes(SWEEP_ROW), SWEEP_INTERVAL.as_micros());
+    let mut packet = Packet::default();
+    packet.add(CLOCK);
+    // A row that says otherwise for longer than two intervals was written before the clock was set back.
+    packet.add(format_args!(
+        "INSERT INTO {locks} (name, fence, expires_at, since) VALUES ({row}, 0, @u + {interval}, @u) ON DUPLICATE KEY UPDATE \
+         since = IF(expires_at <= @u OR expires_at > @u + 2 * {interval}, @u, since), expires_at = IF(since = @u, @u + {interval}, expires_at)"
+    ));
+    let claimed = packet.add(format_args!("SELECT since = @u FROM {locks} WHERE name = {row}"));
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await?;
+    Ok(rows(&answers, claimed).first().is_some_and(|row| row.is_true(0)))
+}
+
 /// Reads rows after `after`, and removes those of names that have been free for long.
 pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<Swept> {
     let Tables { locks, waiters, .. } = &session.server.tables;
@@ -134,4 +155,51 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
         last: page.last().filter(|_| is_full).and_then(name),
         with_expired: rows(&answers, with_expired).iter().filter_map(name).collect(),
     })
+}
+
+/// Returns warnings: a crash of the server may lose committed transactions because of a setting, the server is read-only, or the
+/// cluster accepts writes on several nodes.
+pub(super) async fn warnings(session: &mut MysqlSession) -> Outcome<Vec<String>> {
+    let mut packet = Packet::default();
+    // With a binary log, a commit that is not in it is rolled back when the server restarts.
+    let settings =
+        packet.add("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit, IF(@@GLOBAL.log_bin, @@GLOBAL.sync_binlog, 1)");
+    let galera = packet.add("SHOW GLOBAL STATUS LIKE 'wsrep_cluster_size'");
+    let group = packet.add("SHOW GLOBAL VARIABLES LIKE 'group_replication_single_primary_mode'");
+    let mut answers = Vec::new();
+    let executed = session.run(packet, &mut answers).await;
+    // A proxy may not know the later statements.
+    if answers.is_empty() {
+        executed?;
+    }
+    let address = &session.server.connections.address;
+    let settings = rows(&answers, settings).first();
+    let names = ["innodb_flush_log_at_trx_commit", "sync_binlog"];
+    let mut risks = names.iter().enumerate().filter_map(|(index, name)| {
+        let value = settings?.number(index).filter(|value| *value != 1)?;
+        Some((name, value))
+    });
+    let mut warnings = Vec::new();
+    if let Some((name, value)) = risks.next() {
+        warnings.push(format!(
+            "{address} has {name} = {value}: a crash of the server or its machine may lose locks that were just granted; other \
+             callers may then acquire them. Set it to 1: SET GLOBAL {name} = 1, and in the configuration of the server"
+        ));
+    }
+    if !session.was_writable {
+        warnings.push(format!(
+            "{address} is read-only, such as a replica: locks that it shows may be old, and none can be acquired there, unless the user \
+             may write in spite of it. The URL must lead to the primary"
+        ));
+    }
+    let value = |index| rows(&answers, index).first().and_then(|row: &Row| row.text(1));
+    let nodes = value(galera).and_then(|nodes| nodes.parse::<u32>().ok());
+    if nodes.is_some_and(|nodes| nodes > 1) || value(group).is_some_and(|value| value == "OFF") {
+        warnings.push(format!(
+            "{address} is a node of a cluster that accepts writes on several nodes (Galera, or Group Replication with several primaries): \
+             each node has its own clock, so two callers may hold a lock at the same time if they use different nodes. Let all services \
+             use one node"
+        ));
+    }
+    Ok(warnings)
 }

@@ -17,8 +17,6 @@ use crate::error::LockError;
 use crate::event_loop::EventLoop;
 
 const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…&socket=…], special characters percent-encoded";
-/// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
-const MAX_PREFIX: usize = 512;
 
 /// Capacity of the driver's cache of prepared statements: more than 12 sizes of attempts and 12 of releases (`prepared.rs`), so that none is
 /// closed. After a close, the next request waits until the server has acknowledged the packet.
@@ -44,14 +42,17 @@ pub struct MysqlConfig {
     driver_options: MySqlConnectOptions,
     pub(super) tls_mode: Tls,
     tls: TlsFiles,
-    /// The table of the locks: `name` or `schema.name`. It is checked, and safe inside quotes.
+    /// The table of the locks: `name`, in `database`, or `schema.name`. It is checked, and safe inside quotes.
     pub(super) table: String,
+    /// The database of the URL, or nothing.
+    pub(super) database: String,
     /// The prefix of every name.
     pub(super) key_prefix: String,
     /// The server and the database, for messages.
     pub(super) server: String,
     pub(super) warnings: Option<Arc<Warnings>>,
     pub(super) store_timeout: Duration,
+    pub(super) max_connections: Option<u32>,
     pub(super) event_loop: Option<Arc<dyn EventLoop>>,
 }
 
@@ -72,7 +73,7 @@ impl MysqlConfig {
     /// offers it; with TLS settings it must.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` with `target`, `table`, `keyPrefix` or a TLS setting. No message contains a part of the URL.
+    /// `LOCK_INVALID_ARGUMENT` with `target`, `table` or a TLS setting. No message contains a part of the URL.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
         let invalid = |got: &str| LockError::invalid("target", RULE, got);
         let parsed = Url::parse(url).map_err(|_| invalid("a URL that does not parse"))?;
@@ -106,7 +107,10 @@ impl MysqlConfig {
                 "ssl-mode" => ssl_mode = Some(value.to_ascii_uppercase()),
                 "socket" => driver_options = driver_options.socket(PathBuf::from(&*value)),
                 name if POOL_OPTIONS.contains(&name) => {}
-                name => return Err(invalid(&unknown_option(name, parsed.query().unwrap_or_default()))),
+                name => {
+                    let query = parsed.query().unwrap_or_default();
+                    return Err(invalid(&unknown_option(name, query, &["ssl-mode", "socket"])));
+                }
             }
         }
         let advice = "the driver of MySQL expects the host of the URL in the certificate";
@@ -129,10 +133,6 @@ impl MysqlConfig {
             }
         };
         let key_prefix = settings.key_prefix.clone().unwrap_or_default();
-        if key_prefix.len() > MAX_PREFIX {
-            let got = format!("{} bytes", key_prefix.len());
-            return Err(LockError::invalid("keyPrefix", "must be at most 512 bytes", got));
-        }
         let config = MysqlConfig {
             driver_options,
             tls_mode,
@@ -144,7 +144,9 @@ impl MysqlConfig {
                 "" => format!("{host}:{port}"),
                 database => format!("{host}:{port}/{database}"),
             },
+            database,
             store_timeout: settings.store_timeout,
+            max_connections: settings.max_connections,
             event_loop: settings.event_loop.clone(),
         };
         match config.driver_options_with_tls() {
@@ -216,24 +218,14 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_leaves_space_for_the_longest_name() {
-        let with_prefix = |length: usize| {
-            let key_prefix = Some("ß".repeat(length / 2));
-            let settings = Settings {
-                key_prefix,
-                ..Settings::default()
-            };
-            MysqlConfig::parse("mysql://h/app", &settings)
-        };
-        assert_eq!(with_prefix(512).unwrap().key_prefix.len(), 512);
-        let error = with_prefix(514).unwrap_err();
-        assert!(error.message.starts_with("keyPrefix "), "{error:?}");
-    }
-
-    #[test]
     fn an_unknown_option_is_named() {
         let error = MysqlConfig::parse("mysql://u:secret@h/app?charset=utf8mb4", &Settings::default()).unwrap_err();
-        assert!(error.message.ends_with("(or has no such value): charset"), "{error:?}");
+        assert!(
+            error
+                .message
+                .ends_with(" not one of ssl-mode, socket (or has no such value): charset"),
+            "{error:?}"
+        );
     }
 
     #[test]

@@ -45,6 +45,15 @@ pub(super) fn has_no_tls(error: &Error) -> bool {
     matches!(error, Error::Tls(cause) if cause.to_string().contains(NO_TLS))
 }
 
+/// Whether TLS could not be set up.
+pub(super) fn is_tls(error: &Error) -> bool {
+    match error {
+        Error::Tls(_) => true,
+        Error::Io(cause) => cause.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+        _ => false,
+    }
+}
+
 /// Whether an error says that a statement was not executed because it is not prepared: the server has too many prepared statements, or a
 /// proxy supports none or has lost them.
 pub(super) fn cannot_prepare(error: &Error) -> bool {
@@ -78,8 +87,7 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
             None => (Kind::Permanent, database.message().to_owned()),
         },
         Error::Io(cause) => {
-            let is_tls = cause.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
-            let is_permanent = is_tls || cause.kind() == io::ErrorKind::InvalidInput;
+            let is_permanent = is_tls(error) || cause.kind() == io::ErrorKind::InvalidInput;
             let kind = if is_permanent { Kind::Permanent } else { Kind::Broken };
             (kind, with_advice(causes(error), of_certificate(cause)))
         }
@@ -138,13 +146,24 @@ fn kind_of_number(number: u16) -> Kind {
         1146 => Kind::NoTable,
         // The server shuts down, ended this connection, is offline or read-only now; Galera: the node is not ready; ProxySQL (9001 to 9999): it reaches
         // no server.
-        1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3032 | 3169 | 4031 | 9001..=9999 => {
-            Kind::Broken
-        }
-        // Too many connections, transactions or locks, a limit of the user, a full disk, no memory, a commit that failed.
-        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1180 | 1206 | 1637 | 3100 => {
-            Kind::Refused
-        }
+        1047
+        | 1053
+        | 1158..=1161
+        | 1290
+        | 1792
+        | 1836
+        | 1927
+        | 2003
+        | 2006
+        | 2013
+        | 3032
+        | 3169
+        | 4031
+        | 9001..=9999 => Kind::Broken,
+        // Too many connections, transactions or locks, a limit of the user, no memory, a commit that failed.
+        1040 | 1203 | 1226 | 1037 | 1038 | 1041 | 1135 | 1180 | 1206 | 1637 | 3100 => Kind::Refused,
+        // A full disk: of the tables, of temporary files (3, 14, 20, 1004, 1026), of the binary log (1534, 1598).
+        1021 | 1030 | 1114 | 3 | 14 | 20 | 1004 | 1026 | 1534 | 1598 => Kind::Refused,
         _ => Kind::Permanent,
     }
 }
@@ -180,6 +199,15 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_os = "linux")]
+    fn a_connection_without_a_file_descriptor_can_be_tried_again() {
+        for errno in [23, 24] {
+            let (kind, message) = kind_of(&Error::Io(io::Error::from_raw_os_error(errno)));
+            assert_eq!(kind, Kind::Broken, "{message}");
+        }
+    }
+
+    #[test]
     fn a_server_without_tls_is_explained() {
         let (kind, message) = kind_of(&Error::Tls("server does not support TLS".into()));
         assert!(
@@ -200,8 +228,8 @@ mod tests {
         for (kind, numbers) in [
             (Kind::Locked, &[1205][..]),
             (Kind::Conflict, &[1213]),
-            (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013, 9001]),
-            (Kind::Refused, &[1040, 1114]),
+            (Kind::Broken, &[1053, 1290, 1792, 1836, 2003, 2006, 2013, 9001]),
+            (Kind::Refused, &[1040, 1114, 1021, 1026, 3]),
             (Kind::Cancelled, &[1317, 1969, 3024]),
             (Kind::NoTable, &[1146]),
             (Kind::Permanent, &[1044, 1045, 1049, 1054, 1142]),

@@ -18,12 +18,14 @@ use self::session::{MysqlServer, MysqlSession};
 use super::Page;
 use super::jobs::{BATCH, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
+use super::server::config::FOR_CALLS;
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
 use super::server::{Outcome, Server, ServerEngine, Session};
 use crate::engine::{Result, Warnings};
+use crate::model::OwnerToken;
 
 mod checks;
 mod config;
@@ -75,6 +77,10 @@ impl Server for MysqlServer {
         &self.connections
     }
 
+    fn most_for_calls(&self) -> usize {
+        self.config.max_connections.unwrap_or(FOR_CALLS) as usize
+    }
+
     async fn connect(self: &Arc<Self>) -> Outcome<MysqlSession> {
         MysqlSession::open(self).await
     }
@@ -94,15 +100,23 @@ impl Session for MysqlSession {
     }
 
     async fn check_before_use(&mut self) -> bool {
-        self.answers_ping().await
+        MysqlSession::check_before_use(self).await
+    }
+
+    async fn ping(&mut self) -> Outcome<()> {
+        MysqlSession::ping(self).await
+    }
+
+    async fn close(self) {
+        MysqlSession::close(self).await;
     }
 
     async fn set_up(&mut self) -> Outcome<()> {
         tables::set_up(self).await
     }
 
-    async fn durability_warning(&mut self) -> Outcome<Option<String>> {
-        MysqlSession::durability_warning(self).await
+    async fn warnings(&mut self) -> Outcome<Vec<String>> {
+        checks::warnings(self).await
     }
 
     async fn attempt(&mut self, attempts: &[Attempt]) -> Outcome<Granted> {
@@ -133,8 +147,12 @@ impl Session for MysqlSession {
         transaction::roll_back(self).await
     }
 
-    async fn check(&mut self, process: &str, names: &[StoredName], is_heartbeat: bool) -> Outcome<Checked> {
-        checks::check(self, process, names, is_heartbeat).await
+    async fn check(&mut self, process: &str, names: &[StoredName], except: Option<&[OwnerToken]>) -> Outcome<Checked> {
+        checks::check(self, process, names, except).await
+    }
+
+    async fn claim_sweep(&mut self) -> Outcome<bool> {
+        checks::claim_sweep(self).await
     }
 
     async fn sweep(&mut self, after: &[u8]) -> Outcome<Swept> {

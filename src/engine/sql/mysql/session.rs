@@ -12,12 +12,13 @@ use tokio::time::{Instant, timeout};
 
 use super::NAME;
 use super::config::{MysqlConfig, Tls};
-use super::error::{READ_ONLY, cannot_prepare, has_no_tls, kind_of, refuses_to_prepare};
+use super::error::{READ_ONLY, cannot_prepare, has_no_tls, is_tls, kind_of, refuses_to_prepare};
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
-use crate::engine::sql::server::connection::{Connection, Connections};
+use crate::engine::sql::server::connection::{Connection, Connections, TEST_TIMEOUT};
 use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::products::OF_MYSQL;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 
 /// A connection that was not used for this long may have been closed by the server: it is tested.
@@ -51,6 +52,8 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) reads_committed: bool,
     /// How long the server waits for a statement outside of transactions, in seconds.
     pub(super) wait_timeout_s: i64,
+    /// The size in bytes from which on the server refuses a packet and closes the connection.
+    packet_limit: usize,
     /// Whether the server executes prepared statements on this connection.
     pub(super) prepares: bool,
     /// Whether the server is MariaDB, where an `INSERT` returns rows, and a statement can have its own settings.
@@ -58,7 +61,7 @@ pub(in crate::engine::sql) struct MysqlSession {
     /// The texts of the prepared statements.
     prepared: HashMap<Statement, Arc<str>>,
     /// Whether the server accepted writes when the connection was opened.
-    was_writable: bool,
+    pub(super) was_writable: bool,
     pub(super) used_at: Instant,
     /// What the current transaction has read.
     pub(super) begun: Begun,
@@ -84,7 +87,7 @@ pub(super) struct Begun {
 impl MysqlServer {
     pub(super) fn new(config: MysqlConfig) -> Arc<Self> {
         Arc::new(MysqlServer {
-            tables: Tables::new(&config.table),
+            tables: Tables::new(&config.table, &config.database),
             connections: Connections::new(NAME, &config.server, config.store_timeout, config.event_loop.clone()),
             config,
         })
@@ -99,7 +102,7 @@ impl MysqlServer {
     async fn dial(&self) -> Outcome<(MySqlConnection, bool)> {
         let options = self.config.driver_options_with_tls().map_err(|wrong| {
             let message = format!("a TLS file cannot be used: {}: {}", wrong.setting, wrong.how);
-            Failure::new(&self.connections, Kind::Permanent, message)
+            Failure::new(&self.connections, self.connections.kind_of_tls(), message)
         })?;
         let mode = match self.config.tls_mode {
             Tls::Disabled => MySqlSslMode::Disabled,
@@ -114,7 +117,15 @@ impl MysqlServer {
             }
             connected => (connected, self.config.tls_mode != Tls::Disabled),
         };
-        let client = connected.map_err(|error| self.failure(error))?;
+        let client = connected.map_err(|error| match is_tls(&error) {
+            true => Failure::of_driver(
+                &self.connections,
+                self.connections.kind_of_tls(),
+                kind_of(&error).1,
+                error,
+            ),
+            false => self.failure(error),
+        })?;
         Ok((client, has_tls))
     }
 
@@ -154,16 +165,32 @@ impl MysqlSession {
              sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1, completion_type = 'NO_CHAIN'"
         ));
         let ids = packet.add(format_args!(
-            "SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only, {SERVER}, VERSION() LIKE '%MariaDB%'"
+            "SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only, {SERVER}, VERSION(), @@SESSION.max_allowed_packet"
         ));
         let since = Instant::now();
         let log = packet.add("SHOW VARIABLES LIKE 'binlog_format'");
         let mut answers = Vec::new();
         let executed = execute(&mut client, packet, &mut answers).await;
-        executed.map_err(|error| server.failure(error))?;
+        if let Err(error) = executed {
+            let mut other = None;
+            // Other products lack settings of MySQL.
+            if matches!(error, sqlx::Error::Database(_)) {
+                let (mut packet, mut answers) = (Packet::default(), Vec::new());
+                let version = packet.add("SELECT VERSION()");
+                let _ = execute(&mut client, packet, &mut answers).await;
+                let version = rows(&answers, version).first().and_then(|row| row.text(0));
+                other = version.and_then(|version| OF_MYSQL.failure(&server.connections, &version));
+            }
+            return Err(other.unwrap_or_else(|| server.failure(error)));
+        }
         let ids = rows(&answers, ids).first();
+        let version = ids.and_then(|row| row.text(4)).unwrap_or_default();
+        if let Some(failure) = OF_MYSQL.failure(&server.connections, &version) {
+            return Err(failure);
+        }
         let id = ids.and_then(|row| row.number(0));
         let id = id.ok_or_else(|| Failure::unexpected(&server.connections, "no connection id"))?;
+        let packet_limit = ids.and_then(|row| row.number(5));
         let is_statement = |row: &Row| {
             row.text(1)
                 .is_some_and(|format| format.eq_ignore_ascii_case("STATEMENT"))
@@ -184,9 +211,10 @@ impl MysqlSession {
             client,
             has_tls,
             reads_committed: !rows(&answers, log).iter().any(is_statement),
+            packet_limit: packet_limit.map_or(usize::MAX, |bytes| bytes as usize),
             prepares: true,
             prepared: HashMap::new(),
-            is_mariadb: ids.is_some_and(|row| row.is_true(4)),
+            is_mariadb: version.contains("MariaDB"),
             was_writable: ids.is_some_and(|row| is_writable(row, 2)),
             wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
             used_at: Instant::now(),
@@ -196,6 +224,13 @@ impl MysqlSession {
 
     /// Executes the statements of a packet. Adds their answers to `answers`, also those before a statement that failed.
     pub(super) async fn run(&mut self, packet: Packet, answers: &mut Vec<Answer>) -> Outcome<()> {
+        let (bytes, most) = (packet.text.len(), self.packet_limit);
+        if bytes >= most {
+            let message = format!(
+                "the statement has {bytes} bytes, and max_allowed_packet of the server is {most}: acquire fewer names at once, or raise it"
+            );
+            return Err(Failure::new(&self.server.connections, Kind::Permanent, message));
+        }
         let executed = execute(&mut self.client, packet, answers).await;
         self.used_at = Instant::now();
         executed.map_err(|error| self.server.failure(error))
@@ -270,18 +305,25 @@ impl MysqlSession {
     }
 
     /// Whether the connection is open. Tests one that was not used for some time: the driver does not see that it was closed.
-    pub(super) async fn answers_ping(&mut self) -> bool {
+    pub(super) async fn check_before_use(&mut self) -> bool {
         if self.used_at.elapsed() < IDLE {
             return true;
         }
-        let connection = self.connection.clone();
-        let ping = async {
-            let answered = self.client.ping().await;
-            answered.map_err(|error| self.server.failure(error))
-        };
-        let is_open = connection.within_limit(ping).await.is_ok();
+        timeout(TEST_TIMEOUT, self.ping())
+            .await
+            .is_ok_and(|answered| answered.is_ok())
+    }
+
+    /// Sends a request without an effect, and waits for its answer.
+    pub(super) async fn ping(&mut self) -> Outcome<()> {
+        let answered = self.client.ping().await;
         self.used_at = Instant::now();
-        is_open
+        answered.map_err(|error| self.server.failure(error))
+    }
+
+    /// Closes the connection. Otherwise the server would report it as aborted.
+    pub(super) async fn close(self) {
+        let _ = timeout(self.server.connections.store_timeout, self.client.close()).await;
     }
 
     /// Checks the answer to `SELECT @@GLOBAL.read_only`. A server that became read-only may be a former primary, whose rows are old.
@@ -292,29 +334,6 @@ impl MysqlSession {
         }
         let message = format!("the server has become read-only ({READ_ONLY})");
         Err(Failure::new(&self.server.connections, Kind::Broken, message))
-    }
-
-    /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
-    pub(super) async fn durability_warning(&mut self) -> Outcome<Option<String>> {
-        let mut packet = Packet::default();
-        // With a binary log, a commit that is not in it is rolled back when the server restarts.
-        let settings =
-            packet.add("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit, IF(@@GLOBAL.log_bin, @@GLOBAL.sync_binlog, 1)");
-        let mut answers = Vec::new();
-        self.run(packet, &mut answers).await?;
-        let settings = rows(&answers, settings).first();
-        let names = ["innodb_flush_log_at_trx_commit", "sync_binlog"];
-        let mut risks = names.iter().enumerate().filter_map(|(index, name)| {
-            let value = settings?.number(index).filter(|value| *value != 1)?;
-            Some((name, value))
-        });
-        Ok(risks.next().map(|(name, value)| {
-            format!(
-                "{} has {name} = {value}: a crash of the server or its machine may lose locks that were just granted; other \
-                 callers may then acquire them. Set it to 1: SET GLOBAL {name} = 1, and in the configuration of the server",
-                self.server.connections.address
-            )
-        }))
     }
 
     /// Returns the failure of an answer that lacks a value.

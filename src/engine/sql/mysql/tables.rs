@@ -1,6 +1,6 @@
 //! The tables of a store.
 
-use super::packet::{Packet, list, rows};
+use super::packet::{Bytes, Packet, list, rows};
 use super::session::MysqlSession;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::{Failure, Kind};
@@ -18,16 +18,16 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Creates the names for `table`: `name` or `schema.name`, both safe inside quotes.
-    pub(super) fn new(table: &str) -> Self {
-        let (schema, name) = table
-            .split_once('.')
-            .map_or((None, table), |(schema, name)| (Some(schema), name));
+    /// Creates the names for `table`: `name`, in `database`, or `schema.name`. They are safe inside quotes; `database` may not
+    /// be. Each name includes its database, because behind a proxy the session may have that of another program. Without a
+    /// database the server refuses the statements.
+    pub(super) fn new(table: &str, database: &str) -> Self {
+        let (schema, name) = table.split_once('.').unwrap_or((database, table));
         let quoted = |suffix: &str| match schema {
-            Some(schema) => format!("`{schema}`.`{name}{suffix}`"),
-            None => format!("`{name}{suffix}`"),
+            "" => format!("`{name}{suffix}`"),
+            schema => format!("`{}`.`{name}{suffix}`", schema.replace('`', "``")),
         };
-        let schema = schema.map_or_else(|| "DATABASE()".to_owned(), |schema| format!("'{schema}'"));
+        let schema = format!("CONVERT({} USING utf8mb4)", Bytes(schema));
         Tables {
             locks: quoted(""),
             waiters: quoted("_waiters"),
@@ -110,10 +110,12 @@ mod tests {
 
     #[test]
     fn table_names_are_quoted() {
-        let text = Tables::new("app.locks").schema().text;
+        let text = Tables::new("app.locks", "other").schema().text;
         assert!(
             text.contains("`app`.`locks` (") && text.contains("`app`.`locks_waiters` (") && !text.contains('{'),
             "{text}"
         );
+        assert_eq!(Tables::new("locks", "a`b.c").waiters, "`a``b.c`.`locks_waiters`");
+        assert_eq!(Tables::new("locks", "").locks, "`locks`");
     }
 }

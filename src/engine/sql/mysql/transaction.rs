@@ -1,7 +1,7 @@
 //! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
 //! their queues. The second one writes the result.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
@@ -65,6 +65,14 @@ pub(super) fn begin(packet: &mut Packet, plan: &Plan) {
         "SET SESSION wait_timeout = {TRANSACTION_IDLE_TIMEOUT_S}, innodb_lock_wait_timeout = {lock_wait_s}"
     ));
     packet.add("START TRANSACTION");
+}
+
+/// Adds the statement that restores the settings which [`begin`] has changed.
+fn restore_settings(packet: &mut Packet, session: &MysqlSession) {
+    let (wait_timeout_s, lock_wait_s) = (session.wait_timeout_s, LOCK_WAIT.as_secs());
+    packet.add(format_args!(
+        "SET SESSION wait_timeout = {wait_timeout_s}, innodb_lock_wait_timeout = {lock_wait_s}"
+    ));
 }
 
 /// Adds the statements that lock the rows of names in their order, and create missing ones.
@@ -192,7 +200,7 @@ pub(super) async fn write(
         update(&mut packet, locks, waiters, changes);
     }
     let commit = packet.add("COMMIT");
-    packet.add(format_args!("SET SESSION wait_timeout = {}", session.wait_timeout_s));
+    restore_settings(&mut packet, session);
     let mut answers = Vec::new();
     if let Err(failure) = session.run(packet, &mut answers).await {
         let is_committed = answers.len() > commit;
@@ -270,6 +278,21 @@ fn enter(
 /// Adds the statement that writes the rows of names, and counts their positions again. The statements before it have changed the
 /// positions.
 fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
+    // Each text is sent once, for any number of names: the server limits the size of a packet.
+    let texts: BTreeSet<&str> = changes
+        .rows
+        .iter()
+        .filter_map(|(_, row)| row.metadata.as_deref())
+        .collect();
+    for (index, text) in texts.iter().enumerate() {
+        packet.add(format_args!("SET @m{index} = {}", Bytes(text)));
+    }
+    let variable = |text: &str| {
+        texts
+            .iter()
+            .position(|one| *one == text)
+            .map(|index| format!("@m{index}"))
+    };
     let values = changes.rows.iter().map(|(name, row)| {
         // Without `since`, the metadata is kept.
         let is_new = row.is_granted || row.owner.is_none();
@@ -282,7 +305,7 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
             if is_new { "@u" } else { "NULL" },
             Nullable(holder.map(|process| Bytes(&process.host))),
             Nullable(holder.map(|process| process.pid)),
-            Nullable(row.metadata.as_deref().map(Bytes)),
+            Nullable(row.metadata.as_deref().and_then(variable)),
             name = Bytes(name),
         )
     });
@@ -299,6 +322,6 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
 pub(super) async fn roll_back(session: &mut MysqlSession) -> Outcome<()> {
     let mut packet = Packet::default();
     packet.add("ROLLBACK");
-    packet.add(format_args!("SET SESSION wait_timeout = {}", session.wait_timeout_s));
+    restore_settings(&mut packet, session);
     session.run(packet, &mut Vec::new()).await
 }

@@ -1,29 +1,68 @@
-//! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
+//! What a service does beside its calls: the checks of its server, the heartbeat, the checks of its waiters, and the sweep.
 
 use std::collections::HashSet;
 
-use super::session::PostgresSession;
+use super::error::{MISSING_PRIVILEGE, READ_ONLY};
+use super::session::{PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::products::OF_POSTGRES;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES, Swept,
+    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_INTERVAL, SWEEP_LIMIT,
+    SWEEP_NAMES, SWEEP_ROW, Swept,
 };
 use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
+use crate::model::OwnerToken;
 
-/// Sends the heartbeat of this process if it is due, and reads the lease and the queue of each name.
+/// Checks that the server is PostgreSQL, and accepts writes.
+pub(super) async fn check_server(session: &PostgresSession) -> Outcome<()> {
+    let query = "SELECT current_setting('transaction_read_only') || ' ' || version()";
+    let server = session.text(query).await?;
+    let (read_only, version) = server.split_once(' ').unwrap_or_default();
+    if let Some(failure) = OF_POSTGRES.failure(session.connections(), version) {
+        return Err(failure);
+    }
+    match read_only {
+        "on" => {
+            let message = format!("the server does not allow writes ({READ_ONLY})");
+            Err(Failure::new(session.connections(), Kind::Broken, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Creates the tables, and their schema if it is missing.
+pub(super) async fn create_tables(session: &PostgresSession) -> Outcome<()> {
+    let statements = session.statements();
+    let text = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)";
+    let has_schema = session.value_of(text, &statements.schema).await?;
+    session.execute(&statements.create(has_schema)).await
+}
+
+/// Checks that this user has all privileges that calls need. Without this check the first call that finds a queue would fail.
+pub(super) async fn check_privileges(session: &PostgresSession) -> Outcome<()> {
+    let missing = session.query(Sql::Privileges, &[]).await?;
+    let Some(row) = missing.first() else { return Ok(()) };
+    let (table, privilege): (&str, &str) = (session.get(row, 0)?, session.get(row, 1)?);
+    let message = format!("this user lacks the privilege {privilege} on {table} ({MISSING_PRIVILEGE})");
+    Err(Failure::new(session.connections(), Kind::Permanent, message))
+}
+
+/// Sends the heartbeat of this process, `except` for these owners, and reads the lease and the queue of each name.
 pub(super) async fn check(
     session: &PostgresSession,
     process: &str,
     names: &[StoredName],
-    is_heartbeat: bool,
+    except: Option<&[OwnerToken]>,
 ) -> Outcome<Checked> {
     let heartbeat = async {
-        match is_heartbeat {
-            true => session.query(Sql::Heartbeat, &[&process, &LIVENESS_MS]).await,
-            false => Ok(Vec::new()),
-        }
+        let Some(except) = except else { return Ok(Vec::new()) };
+        let except: Vec<&str> = except.iter().map(OwnerToken::as_str).collect();
+        let values: &Values<'_> = &[&process, &LIVENESS_MS, &except];
+        session.query(Sql::Heartbeat, values).await
     };
     let (kept, checked) = tokio::join!(
         biased;
@@ -53,6 +92,24 @@ pub(super) async fn check(
         kept: kept?,
         names: names.collect::<Outcome<_>>()?,
     })
+}
+
+/// Claims the sweep of this interval. `false`: another process has done that.
+pub(super) async fn claim_sweep(session: &PostgresSession) -> Outcome<bool> {
+    let interval_ms = SWEEP_INTERVAL.as_millis() as i64;
+    let claimed = session.query(Sql::ClaimSweep, &[&SWEEP_ROW, &interval_ms]).await?;
+    Ok(!claimed.is_empty())
+}
+
+/// Returns a warning if an old snapshot keeps many versions of rows.
+pub(super) async fn slowness_warning(session: &PostgresSession) -> Outcome<Option<String>> {
+    let found = session.query(Sql::OldSnapshot, &[]).await?;
+    let Some(row) = found.first() else { return Ok(None) };
+    let (what, address) = (session.get::<&str>(row, 0)?, &session.connections().address);
+    Ok(Some(format!(
+        "the locks at {address} become slower the longer an old snapshot exists: that of {what}, for example of pg_dump or of a transaction \
+         that was left open. End it, or set idle_in_transaction_session_timeout"
+    )))
 }
 
 /// Reads rows after `after`, and removes those of names that have been free for long.

@@ -10,11 +10,12 @@ use tokio::net::lookup_host;
 use tokio::time::sleep;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{CancelToken, Client, Config, Connection, SimpleQueryMessage};
+use tokio_postgres::{Client, Config, Connection, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::cancel::Canceller;
 use super::config::{PostgresConfig, ServerConfig, Target, pass_file};
-use super::error::{is_refused_login, kind_of};
+use super::error::{READ_ONLY, is_refused_login, is_tls, kind_of};
 use super::stream::{Endpoint, Stream, StreamHandle};
 use crate::engine::Login;
 use crate::engine::sql::server::Outcome;
@@ -33,9 +34,6 @@ const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_me
 /// A custom setting in [`OPTIONS`]. If a session has no value for it, a pooler has ignored the options.
 pub(super) const DIRECT: &str = "holdfast.direct";
 
-const READ_ONLY: &str = "the server does not allow writes: it is a standby, or default_transaction_read_only is on; name the primary in \
-                         the URL";
-
 /// The driver's part of a connection. A task polls it.
 pub(super) type Driver = Connection<Stream, <MakeRustlsConnect as MakeTlsConnect<Stream>>::Stream>;
 
@@ -47,24 +45,6 @@ pub(super) struct Connected {
     pub canceller: Canceller,
 }
 
-/// Cancels the statement of a connection.
-#[derive(Clone)]
-pub(super) struct Canceller {
-    endpoint: Endpoint,
-    host: String,
-    token: CancelToken,
-    tls: MakeRustlsConnect,
-}
-
-impl Canceller {
-    /// Cancels the current statement, by a request on another connection.
-    pub(super) async fn cancel(mut self) -> Result<(), ConnectError> {
-        let stream = Stream::connect(&self.endpoint).await?;
-        let tls = of_host(&mut self.tls, &self.host)?;
-        Ok(self.token.cancel_query_raw(stream, tls).await?)
-    }
-}
-
 /// The cause of a connection that could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
@@ -72,7 +52,7 @@ pub(super) enum ConnectError {
     Socket(#[from] io::Error),
     #[error(transparent)]
     Driver(#[from] tokio_postgres::Error),
-    #[error("{}", READ_ONLY)]
+    #[error("the server does not allow writes ({READ_ONLY})")]
     ReadOnly,
 }
 
@@ -154,6 +134,7 @@ async fn connect_to(
             ConnectError::Driver(error) if login.is_some() && is_refused_login(error) => {
                 (Kind::Refused, kind_of(error).1)
             }
+            ConnectError::Driver(error) if is_tls(error) => (connections.kind_of_tls(), kind_of(error).1),
             ConnectError::Driver(error) => kind_of(error),
             ConnectError::Socket(_) | ConnectError::ReadOnly => (Kind::Broken, error.to_string()),
         };
@@ -202,9 +183,15 @@ async fn open_at(
 ) -> Result<Connected, ConnectError> {
     let stream = Stream::connect(&endpoint).await?;
     let (socket, mut tls) = (stream.handle(), tls.clone());
-    let of_host = of_host(&mut tls, &server.host)?;
+    let of_host = MakeTlsConnect::<Stream>::make_tls_connect(&mut tls, &server.host).map_err(io::Error::other)?;
     let (client, mut connection) = driver_config.connect_raw(stream, of_host).await?;
-    if driver_config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
+    // PostgreSQL 14 and later reports both with the login.
+    let reported = ["in_hot_standby", "default_transaction_read_only"].map(|name| connection.parameter(name));
+    if reported.contains(&Some("on")) {
+        return Err(ConnectError::ReadOnly);
+    }
+    let asks = driver_config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite;
+    if asks && reported.contains(&None) {
         let mut state = Box::pin(client.simple_query("SHOW transaction_read_only"));
         let state = tokio::select! {
             biased;
@@ -233,14 +220,6 @@ async fn open_at(
         socket,
         canceller,
     })
-}
-
-/// Returns the TLS settings for a host.
-fn of_host(
-    tls: &mut MakeRustlsConnect,
-    host: &str,
-) -> io::Result<<MakeRustlsConnect as MakeTlsConnect<Stream>>::TlsConnect> {
-    MakeTlsConnect::<Stream>::make_tls_connect(tls, host).map_err(io::Error::other)
 }
 
 /// Returns the login that the caller provides. `None`: the one of the URL.

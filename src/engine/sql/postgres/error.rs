@@ -19,6 +19,11 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
     (kind_of_error(error), message + advice.as_deref().unwrap_or_default())
 }
 
+/// Whether TLS could not be set up.
+pub(super) fn is_tls(error: &Error) -> bool {
+    io_error(error).and_then(tls_error).is_some() || causes(error).contains(NO_TLS_TEXT)
+}
+
 /// Whether the server refused a login.
 pub(super) fn is_refused_login(error: &Error) -> bool {
     error.code().is_some_and(|code| code.code().starts_with("28"))
@@ -37,6 +42,9 @@ fn kind_of_error(error: &Error) -> Kind {
         let refuses_options = ["unsupported startup parameter", "command-line options"];
         if refuses_options.iter().any(|text| error.message().contains(text)) {
             return Kind::Pooled;
+        }
+        if error.message().contains(STATEMENT_MODE) {
+            return Kind::Permanent;
         }
         return kind_of_code(error.code());
     }
@@ -66,6 +74,9 @@ fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
+/// The text of the driver's error for a server without TLS.
+const NO_TLS_TEXT: &str = "does not support TLS";
+
 const UNTRUSTED: &str = "the certificate of the server is from an authority that is not trusted here: set tls.caFile or tls.ca to \
                          the certificate of that authority, or add sslmode=disable to the URL for a server on this machine";
 const OTHER_NAME: &str = "the certificate of the server is for another host name: use that name in the URL (the option hostaddr may \
@@ -78,11 +89,15 @@ const NO_PASSWORD: &str =
     "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";
 const UNKNOWN_DATABASE: &str = "check the database in the URL, without which it is PGDATABASE or the name of the user; or create it: \
                                 holdfast creates tables, not databases";
-const READ_ONLY: &str =
-    "the server is a standby, or read-only for now: the URL must lead to the primary, or have both hosts";
-const UNKNOWN_SCHEMA: &str = "create the schema: holdfast creates tables, not schemas";
+pub(super) const READ_ONLY: &str =
+    "it is a standby, or default_transaction_read_only is on: the URL must lead to the primary, or have both hosts";
+/// The text of PgBouncer's error for a transaction in its statement mode.
+const STATEMENT_MODE: &str = "statement pooling mode";
+const NEEDS_TRANSACTIONS: &str =
+    "PgBouncer must be in transaction or session mode for this database: pool_mode = transaction";
 pub(super) const MISSING_PRIVILEGE: &str = "the user needs the privileges USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on \
-                                            both tables; CREATE on the schema until the tables exist";
+                                            both tables; until the tables exist also CREATE on the schema, or on the database if the \
+                                            schema is missing: CREATE SCHEMA … AUTHORIZATION the user creates one";
 const WRONG_PASSWORD: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
 
 /// Returns what to do about an error of a connection, if that is known.
@@ -95,9 +110,9 @@ fn advice(error: &Error) -> Option<&'static str> {
             "28000" if says("no encryption") || says("SSL off") => Some(NEEDS_TLS),
             "3D000" => Some(UNKNOWN_DATABASE),
             "25006" => Some(READ_ONLY),
-            "3F000" => Some(UNKNOWN_SCHEMA),
             "42501" => Some(MISSING_PRIVILEGE),
             "42703" => Some(OTHER_TABLE),
+            _ if says(STATEMENT_MODE) => Some(NEEDS_TRANSACTIONS),
             _ => None,
         };
     }
@@ -109,7 +124,7 @@ fn advice(error: &Error) -> Option<&'static str> {
         }),
         None => {
             let text = causes(error);
-            if text.contains("does not support TLS") {
+            if text.contains(NO_TLS_TEXT) {
                 Some(NO_TLS)
             } else {
                 text.contains("password missing").then_some(NO_PASSWORD)
@@ -128,8 +143,8 @@ fn kind_of_code(code: &SqlState) -> Kind {
         ("57P01" | "57P02" | "57P03" | "57P05" | "25006" | "25P03" | "25P04", _) | (_, "08") => Kind::Broken,
         ("55P03", _) => Kind::Locked,
         ("57014", _) => Kind::Cancelled,
-        // Too many connections, a full disk, an error of the operating system.
-        (_, "53" | "58") => Kind::Refused,
+        // Too many connections, a full disk, an error of the operating system, an internal error: Supavisor's for a full pool.
+        (_, "53" | "58" | "XX") => Kind::Refused,
         _ => Kind::Permanent,
     }
 }
@@ -147,7 +162,7 @@ mod tests {
         for code in ["08006", "08P01", "57P01", "57P02", "57P03", "25006", "25P03"] {
             assert_eq!(kind(code), Kind::Broken, "{code}");
         }
-        for code in ["53300", "53100", "58030"] {
+        for code in ["53300", "53100", "58030", "XX000"] {
             assert_eq!(kind(code), Kind::Refused, "{code}");
         }
         for code in ["28P01", "28000", "3D000", "42501", "42703", "22021"] {

@@ -12,13 +12,13 @@ use super::session::{PostgresServer, PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::ledger::{Content, Notification};
-use crate::engine::sql::server::lazy_session::connected;
+use crate::engine::sql::server::pool::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
 use crate::model::Fence;
 
 /// How long the connection stays open without waiters.
-const LISTENER_KEPT: Duration = Duration::from_secs(30);
+const LISTENER_KEPT: Duration = Duration::from_secs(10);
 
 /// How long the notification of [`notify_self`] may take.
 const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -79,7 +79,12 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
     loop {
         let received = tokio::select! {
             received = timeout(LISTENER_KEPT, notifications.recv()) => received,
-            () = session.connection.outdated() => Ok(None),
+            () = session.connection.outdated() => {
+                if session.connection.is_usable(session.execute("")).await {
+                    continue;
+                }
+                Ok(None)
+            }
             () = &mut testing, if !is_tested => {
                 is_tested = true;
                 server.receives_nothing.store(true, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! PostgreSQL 12 and later: a held lock is one row, and the server's clock decides. `sql/server/` has the engine.
 //!
-//! - `config/`: from a URL, the environment and settings to a store. `dial.rs`, `session.rs`: the connections. `error.rs`: failures.
-//! - `single.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what a service
-//!   does beside its calls. `listener.rs`: notifications.
+//! - `config/`: from a URL, the environment and settings to a store. `dial.rs`, `session.rs`, `cancel.rs`: the connections.
+//!   `error.rs`: failures.
+//! - `single.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: the tables,
+//!   and what a service does beside its calls. `listener.rs`: notifications.
 //! - `statements.rs` and `statements/*.sql`: the statements.
 
 use std::collections::HashMap;
@@ -13,6 +14,7 @@ use self::session::{PostgresServer, PostgresSession};
 use super::Page;
 use super::jobs::{BATCH, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
+use super::server::config::FOR_CALLS;
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
@@ -20,7 +22,9 @@ use super::server::upkeep::{Checked, Swept};
 use super::server::waiters::Waiters;
 use super::server::{Outcome, Server, ServerEngine, Session};
 use crate::engine::{Result, Warnings};
+use crate::model::OwnerToken;
 
+mod cancel;
 mod checks;
 mod config;
 mod dial;
@@ -64,6 +68,13 @@ impl Server for PostgresServer {
         &self.connections
     }
 
+    fn most_for_calls(&self) -> usize {
+        // One is for notifications.
+        let of_listener = u32::from(self.can_listen());
+        let most = self.config.max_connections.map(|most| most - of_listener);
+        most.unwrap_or(FOR_CALLS) as usize
+    }
+
     async fn connect(self: &Arc<Self>) -> Outcome<PostgresSession> {
         self.connect_with(None).await
     }
@@ -91,19 +102,26 @@ impl Session for PostgresSession {
         !self.client.is_closed()
     }
 
+    async fn ping(&mut self) -> Outcome<()> {
+        self.execute("").await
+    }
+
+    async fn close(self) {}
+
     async fn set_up(&mut self) -> Outcome<()> {
         self.set_up_once().await
     }
 
-    async fn durability_warning(&mut self) -> Outcome<Option<String>> {
+    async fn warnings(&mut self) -> Outcome<Vec<String>> {
         let value = self.setting("synchronous_commit").await?;
-        Ok((value == "off").then(|| {
+        let warning = (value == "off").then(|| {
             format!(
                 "PostgreSQL at {} has synchronous_commit = off for this role and database: a crash of the server may lose locks \
                  that were just granted; other callers may then acquire them. Set it to on: ALTER ROLE … SET synchronous_commit = on",
                 self.connections().address
             )
-        }))
+        });
+        Ok(warning.into_iter().collect())
     }
 
     async fn attempt(&mut self, attempts: &[Attempt]) -> Outcome<Granted> {
@@ -136,8 +154,16 @@ impl Session for PostgresSession {
         self.execute("ROLLBACK").await
     }
 
-    async fn check(&mut self, process: &str, names: &[StoredName], is_heartbeat: bool) -> Outcome<Checked> {
-        self.packet(checks::check(self, process, names, is_heartbeat)).await
+    async fn check(&mut self, process: &str, names: &[StoredName], except: Option<&[OwnerToken]>) -> Outcome<Checked> {
+        self.packet(checks::check(self, process, names, except)).await
+    }
+
+    async fn claim_sweep(&mut self) -> Outcome<bool> {
+        self.packet(checks::claim_sweep(self)).await
+    }
+
+    async fn slowness_warning(&mut self) -> Outcome<Option<String>> {
+        self.packet(checks::slowness_warning(self)).await
     }
 
     async fn sweep(&mut self, after: &[u8]) -> Outcome<Swept> {

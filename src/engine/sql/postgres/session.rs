@@ -8,20 +8,20 @@ use std::task::Context;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::NAME;
 use super::config::PostgresConfig;
 use super::dial::{self, Connected, DIRECT};
-use super::error::{MISSING_PRIVILEGE, kind_of};
+use super::error::kind_of;
 use super::statements::{Sql, Statements};
 use super::stream::Replies;
+use super::{NAME, checks};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
@@ -49,9 +49,8 @@ pub(in crate::engine::sql) struct PostgresSession {
     server: Arc<PostgresServer>,
     pub(super) client: Arc<Client>,
     pub(super) connection: Arc<Connection>,
-    /// The statements that were prepared. Others are sent with their text.
+    /// The statements that were prepared, and those that were executed without it, with their text.
     prepared: Arc<[OnceLock<Statement>]>,
-    /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
     /// When the connection was opened, or last discarded its plans.
     planned_at: Instant,
@@ -60,6 +59,8 @@ pub(in crate::engine::sql) struct PostgresSession {
     has_unsafe_commit: Arc<AtomicBool>,
     /// Whether the options of the session were sent.
     has_options: bool,
+    /// Whether the encoding of the database is UTF-8, which has every character.
+    pub(super) is_utf8: bool,
     /// Locked while statements are handed to the connection, which then sends them in one packet.
     send_lock: Arc<Mutex<()>>,
     replies: Replies,
@@ -86,9 +87,11 @@ impl PostgresServer {
         self.is_pooled.load(Ordering::Relaxed)
     }
 
-    /// Whether the server's notifications arrive. A pooler accepts LISTEN, and delivers nothing.
+    /// Whether the server's notifications arrive. A pooler accepts LISTEN, and delivers nothing. One connection alone is for
+    /// calls.
     pub(super) fn can_listen(&self) -> bool {
         match self.config.listen {
+            _ if self.config.max_connections == Some(1) => false,
             Some(_) => !self.receives_nothing.load(Ordering::Relaxed),
             None => !self.is_pooled(),
         }
@@ -121,7 +124,7 @@ impl PostgresServer {
         };
         let tls = client_config(&target.tls, target.verified).map_err(|error| {
             let message = format!("a TLS file cannot be used: {error}");
-            Failure::new(&self.connections, Kind::Permanent, message)
+            Failure::new(&self.connections, self.connections.kind_of_tls(), message)
         })?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = self.connections.epoch();
@@ -133,6 +136,7 @@ impl PostgresServer {
             socket,
             canceller,
         } = connected.inspect_err(|failure| self.record(failure.kind()))?;
+        let is_utf8 = driver.parameter("server_encoding") == Some("UTF8");
         let replies = Replies::default();
         if let Some(event_loop) = &self.connections.event_loop {
             let served = socket.serve_on(event_loop, notifications.is_some(), &replies);
@@ -171,14 +175,7 @@ impl PostgresServer {
             }
         };
         let limit = self.connections.store_timeout;
-        let cancel = move || {
-            let canceller = canceller.clone();
-            tokio::spawn(async move {
-                let _ = timeout(limit, canceller.cancel()).await;
-                // The server signals the process of the session after this request has ended: a later statement may be cancelled.
-                false
-            })
-        };
+        let cancel = move || tokio::spawn(FutureExt::boxed(canceller.clone().cancel(limit)));
         Ok(PostgresSession {
             server: self.clone(),
             client: Arc::new(client),
@@ -189,6 +186,7 @@ impl PostgresServer {
             driver: self.connections.spawn(driving),
             has_unsafe_commit,
             has_options,
+            is_utf8,
             send_lock,
             replies,
         })
@@ -216,29 +214,20 @@ impl PostgresSession {
         if self.server.is_set_up.load(Ordering::Relaxed) {
             return Ok(());
         }
+        checks::check_server(self).await?;
         let ready = match self.prepare().await {
             Err(failure) if failure.kind() == Kind::NoTable => {
-                let schema = self.server.statements.schema.as_str();
-                self.execute(schema).await?;
+                checks::create_tables(self).await?;
                 self.prepare().await
             }
             prepared => prepared,
         };
         let ready = match ready {
-            Ok(()) => self.check_privileges().await,
+            Ok(()) => checks::check_privileges(self).await,
             failed => failed,
         };
         self.server.is_set_up.store(ready.is_ok(), Ordering::Relaxed);
         ready
-    }
-
-    /// Checks that this user has all privileges that calls need. Without this check the first call that finds a queue would fail.
-    async fn check_privileges(&self) -> Outcome<()> {
-        let missing = self.query(Sql::Privileges, &[]).await?;
-        let Some(row) = missing.first() else { return Ok(()) };
-        let (table, privilege): (&str, &str) = (self.get(row, 0)?, self.get(row, 1)?);
-        let message = format!("this user lacks the privilege {privilege} on {table} ({MISSING_PRIVILEGE})");
-        Err(Failure::new(&self.server.connections, Kind::Permanent, message))
     }
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
@@ -251,6 +240,9 @@ impl PostgresSession {
         if self.server.is_pooled() {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
             let no_names: &[&[u8]] = &[];
+            // A pooler in statement mode ends a transaction.
+            let (begun, ended) = tokio::join!(biased; self.execute("BEGIN"), self.execute("COMMIT"));
+            begun.and(ended)?;
             self.query(Sql::List, &[&start, &end, &0_i64]).await?;
             return self.query(Sql::Check, &[&no_names, &"", &0_i64]).await.map(drop);
         }
@@ -261,10 +253,12 @@ impl PostgresSession {
         let (begun, prepared, ended) = tokio::join!(
             biased;
             self.execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 2000; SET LOCAL lock_timeout = 0"),
-            try_join_all(preparing),
+            join_all(preparing),
             self.execute("COMMIT"),
         );
         begun?;
+        // The first error is the cause of the others.
+        let prepared: Result<Vec<Statement>, _> = prepared.into_iter().collect();
         let prepared = prepared.map_err(|error| self.server.failure(error))?;
         ended?;
         for (place, statement) in self.prepared.iter().zip(prepared) {
@@ -342,12 +336,26 @@ impl PostgresSession {
 
     /// Reads a setting of the server for this session.
     pub(super) async fn setting(&self, name: &str) -> Outcome<String> {
+        self.value_of("SELECT coalesce(current_setting($1, true), '')", name)
+            .await
+    }
+
+    /// Returns the value that a statement with one parameter reads.
+    pub(super) async fn value_of<T: for<'r> FromSql<'r>>(&self, text: &str, parameter: &str) -> Outcome<T> {
         let _pending = self.replies.expect();
-        let text = "SELECT coalesce(current_setting($1, true), '')";
-        let rows = self.client.query_typed(text, &[(&name, Type::TEXT)]).await;
+        let rows = self.client.query_typed(text, &[(&parameter, Type::TEXT)]).await;
         let rows = rows.map_err(|error| self.server.failure(error))?;
         let value = rows.first().and_then(|row| row.try_get(0).ok());
-        value.ok_or_else(|| Failure::unexpected(&self.server.connections, "no value of a setting"))
+        value.ok_or_else(|| Failure::unexpected(&self.server.connections, "no value"))
+    }
+
+    /// Reads one text.
+    pub(super) async fn text(&self, query: &str) -> Outcome<String> {
+        let _pending = self.replies.expect();
+        let rows = self.client.query_typed(query, &[]).await;
+        let rows = rows.map_err(|error| self.server.failure(error))?;
+        let value = rows.first().and_then(|row| row.try_get(0).ok());
+        value.ok_or_else(|| Failure::unexpected(&self.server.connections, "no value"))
     }
 
     /// Executes statements outside of transactions, or the last ones of one, as [`PostgresSession::in_one_packet`] does.

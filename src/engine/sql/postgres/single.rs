@@ -1,6 +1,8 @@
 //! The single statements.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
 
 use futures_util::future::{OptionFuture, join_all};
 use tokio_postgres::Row;
@@ -117,6 +119,23 @@ async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, T
     rows.iter().map(|row| session.get(row, 0)).collect()
 }
 
+/// Returns metadata, which is JSON text, as the database can store it: with escapes if not every character is in its encoding.
+pub(super) fn storable<'m>(session: &PostgresSession, metadata: Option<&'m str>) -> Option<Cow<'m, str>> {
+    let metadata = metadata?;
+    if session.is_utf8 || metadata.is_ascii() {
+        return Some(metadata.into());
+    }
+    let mut escaped = String::with_capacity(metadata.len() * 2);
+    for unit in metadata.encode_utf16() {
+        match u8::try_from(unit).ok().filter(u8::is_ascii) {
+            Some(byte) => escaped.push(char::from(byte)),
+            // Writing to a string does not fail.
+            None => _ = write!(escaped, "\\u{unit:04x}"),
+        }
+    }
+    Some(escaped.into())
+}
+
 /// Makes attempts for different names.
 pub(super) async fn attempt(session: &PostgresSession, attempts: &[Attempt]) -> Outcome<Granted> {
     let mut answer = Granted::default();
@@ -145,7 +164,14 @@ pub(super) async fn attempt(session: &PostgresSession, attempts: &[Attempt]) -> 
 async fn grant_one(session: &PostgresSession, name: &StoredName, claim: &Claim) -> Outcome<Vec<Row>> {
     let (owner, ttl) = (claim.owner.as_str(), claim.ttl.as_millis() as i64);
     let (host, pid) = (claim.process.host.as_str(), i64::from(claim.process.pid));
-    let values: &Values<'_> = &[name, &owner, &ttl, &host, &pid, &claim.metadata.as_deref()];
+    let values: &Values<'_> = &[
+        name,
+        &owner,
+        &ttl,
+        &host,
+        &pid,
+        &storable(session, claim.metadata.as_deref()),
+    ];
     session.query(Sql::AcquireOne, values).await
 }
 
@@ -155,7 +181,9 @@ async fn grant(session: &PostgresSession, attempts: &[Attempt], names: &[&[u8]])
     let ttls: Vec<i64> = claims().map(|claim| claim.ttl.as_millis() as i64).collect();
     let hosts: Vec<&str> = claims().map(|claim| claim.process.host.as_str()).collect();
     let pids: Vec<i64> = claims().map(|claim| i64::from(claim.process.pid)).collect();
-    let metadata: Vec<Option<&str>> = claims().map(|claim| claim.metadata.as_deref()).collect();
+    let metadata: Vec<Option<Cow<'_, str>>> = claims()
+        .map(|claim| storable(session, claim.metadata.as_deref()))
+        .collect();
     let values: &Values<'_> = &[&names, &owners, &ttls, &hosts, &pids, &metadata];
     session.query(Sql::Acquire, values).await
 }

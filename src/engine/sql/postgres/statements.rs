@@ -27,13 +27,15 @@ pub(super) enum Sql {
     Check,
     List,
     PageBound,
+    ClaimSweep,
+    OldSnapshot,
     Sweep,
     ExpiredPositions,
     Privileges,
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 21] = [
+const FILES: [(Sql, &str, &[Type]); 23] = [
     (
         Sql::Acquire,
         include_str!("statements/single/acquire.sql"),
@@ -132,7 +134,7 @@ const FILES: [(Sql, &str, &[Type]); 21] = [
     (
         Sql::Heartbeat,
         include_str!("statements/heartbeat.sql"),
-        &[Type::TEXT, Type::INT8],
+        &[Type::TEXT, Type::INT8, Type::TEXT_ARRAY],
     ),
     (
         Sql::Check,
@@ -149,6 +151,12 @@ const FILES: [(Sql, &str, &[Type]); 21] = [
         include_str!("statements/single/page_bound.sql"),
         &[Type::BYTEA, Type::BYTEA, Type::INT8],
     ),
+    (
+        Sql::ClaimSweep,
+        include_str!("statements/claim_sweep.sql"),
+        &[Type::BYTEA, Type::INT8],
+    ),
+    (Sql::OldSnapshot, include_str!("statements/old_snapshot.sql"), &[]),
     (
         Sql::Sweep,
         include_str!("statements/sweep.sql"),
@@ -180,23 +188,22 @@ impl Statement {
 
 /// Every statement of a store.
 pub(super) struct Statements {
-    /// Creates the tables, as one transaction.
+    /// The schema of the tables.
     pub schema: String,
+    /// Creates the tables, as one transaction.
+    create: String,
     /// The statements that begin a transaction: with the usual lock timeout, and with a brief one.
     begins: [String; 2],
     all: Vec<Statement>,
 }
 
 impl Statements {
-    /// Creates the statements for `table`: `name` or `schema.name`, both safe inside quotes. They wait for a locked row for `lock_wait`.
+    /// Creates the statements for `table`: `name`, in [`SCHEMA`], or `schema.name`, both safe inside quotes. They wait for a
+    /// locked row for `lock_wait`. Each name includes its schema, because the `search_path` of a session may be that of another
+    /// program (behind a pooler) or of the role.
     pub(super) fn new(table: &str, lock_wait: Duration) -> Self {
-        let (schema, name) = table
-            .split_once('.')
-            .map_or((None, table), |(schema, name)| (Some(schema), name));
-        let quoted = |suffix: &str| match schema {
-            Some(schema) => format!("\"{schema}\".\"{name}{suffix}\""),
-            None => format!("\"{name}{suffix}\""),
-        };
+        let (schema, name) = table.split_once('.').unwrap_or((SCHEMA, table));
+        let quoted = |suffix: &str| format!("\"{schema}\".\"{name}{suffix}\"");
         let grant = without_comments(include_str!("statements/single/grant.sql"));
         let of_file = |file: &str| {
             without_comments(file)
@@ -214,11 +221,8 @@ impl Statements {
             types,
         });
         Statements {
-            // Two concurrent creations of a table fail, also with IF NOT EXISTS.
-            schema: format!(
-                "BEGIN; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({SCHEMA_LOCK}); {} COMMIT;",
-                of_file(include_str!("statements/schema.sql"))
-            ),
+            schema: schema.to_owned(),
+            create: of_file(include_str!("statements/schema.sql")),
             begins: [lock_wait_ms, BRIEF_LOCK_WAIT.as_millis()].map(|lock_wait_ms| {
                 format!(
                     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
@@ -233,6 +237,19 @@ impl Statements {
     /// session then. Behind a pooler a session does not have these settings.
     pub(super) fn begin(&self, is_brief: bool) -> &str {
         &self.begins[usize::from(is_brief)]
+    }
+
+    /// Returns the statements that create the tables, and before them their schema if it is missing: `IF NOT EXISTS` alone would
+    /// need the privilege to create schemas. Two concurrent creations fail, also with `IF NOT EXISTS`.
+    pub(super) fn create(&self, has_schema: bool) -> String {
+        let Statements { schema, create, .. } = self;
+        let create_schema = match has_schema {
+            true => String::new(),
+            false => format!("CREATE SCHEMA IF NOT EXISTS \"{schema}\";"),
+        };
+        format!(
+            "BEGIN; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({CREATION_LOCK}); {create_schema} {create} COMMIT;"
+        )
     }
 
     /// Returns a statement.
@@ -251,8 +268,11 @@ fn without_comments(file: &str) -> String {
     lines.collect::<Vec<_>>().join("\n").trim().to_owned()
 }
 
+/// The schema of a table whose name has none.
+pub(super) const SCHEMA: &str = "holdfast";
+
 /// The key of the advisory lock under which tables are created: "holdfast" in ASCII.
-const SCHEMA_LOCK: i64 = 0x686f_6c64_6661_7374;
+const CREATION_LOCK: i64 = 0x686f_6c64_6661_7374;
 
 #[cfg(test)]
 mod tests {
@@ -266,13 +286,23 @@ mod tests {
     }
 
     #[test]
-    fn table_names_are_quoted() {
+    fn table_names_are_quoted_and_have_a_schema() {
+        let own = Statements::new("locks", Duration::from_secs(1));
+        assert!(
+            own.create.contains("\"holdfast\".\"locks_waiters\" ("),
+            "{}",
+            own.create
+        );
         let statements = Statements::new("app.locks", Duration::from_secs(1));
         let text = &statements.get(Sql::Write).text;
         assert!(
             text.contains("\"app\".\"locks\" AS l") && text.contains("\"app\".\"locks_waiters\""),
             "{text}"
         );
+        for one in statements.all() {
+            let (named, with_schema) = (one.limited.matches("\"locks"), one.limited.matches("\"app\".\"locks"));
+            assert_eq!(named.count(), with_schema.count(), "{}", one.limited);
+        }
         assert!(
             !statements
                 .all()

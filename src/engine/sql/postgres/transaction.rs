@@ -1,6 +1,7 @@
 //! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
 //! their queues. The second one writes the result.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use tokio_postgres::Row;
 
 use super::listener::text_of;
 use super::session::{PostgresSession, Values};
+use super::single::storable;
 use super::statements::Sql;
 use crate::engine::sql::ledger::{self, Changes, Ledger, Notification, Position, StoredName, Waiter};
 use crate::engine::sql::server::Outcome;
@@ -153,7 +155,7 @@ async fn update(session: &PostgresSession, names: &[&[u8]], changes: &Changes) -
     let grants: Vec<bool> = rows().map(|row| row.is_granted).collect();
     let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
     let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
-    let metadata: Vec<Option<&str>> = rows().map(|row| row.metadata.as_deref()).collect();
+    let metadata: Vec<Option<Cow<'_, str>>> = rows().map(|row| storable(session, row.metadata.as_deref())).collect();
     let values: &Values<'_> = &[&names, &owners, &ends, &fences, &grants, &hosts, &pids, &metadata];
     session.query(Sql::Write, values).await
 }

@@ -5,6 +5,9 @@ use crate::error::LockError;
 /// Maximum length of a table name, without suffixes (`_waiters`), and of the name of its schema.
 const MAX_TABLE: usize = 51;
 
+/// The number of connections for calls without a setting: the parts of the queue, and the transactions.
+pub(in crate::engine::sql) const FOR_CALLS: u32 = 4;
+
 /// The options of a URL that are about a pool of connections, as Prisma has it. They are ignored.
 pub(in crate::engine::sql) const POOL_OPTIONS: [&str; 4] = [
     "connection_limit",

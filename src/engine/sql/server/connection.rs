@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -22,6 +23,8 @@ const MAX_CANCELLATIONS: usize = 6;
 
 /// How long statements on an outdated connection may still run before they are cancelled.
 const OUTDATED_GRACE: Duration = Duration::from_millis(100);
+/// How long a connection has to answer a test. Not longer if packets are slow: they may have waited for locks.
+pub(in crate::engine::sql) const TEST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the connections of an engine share.
 pub(in crate::engine::sql) struct Connections {
@@ -35,14 +38,18 @@ pub(in crate::engine::sql) struct Connections {
     pub event_loop: Option<Arc<dyn EventLoop>>,
     /// How long the slowest of the last packets took, in microseconds.
     usual_us: AtomicU64,
-    /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
+    /// When a connection answered last.
+    answered_at: Mutex<Option<Instant>>,
+    /// Incremented when a connection was silent and no other one answered: connections of an earlier epoch may be silent, too.
     epoch: watch::Sender<u64>,
 }
 
 /// The limits of one connection.
 pub(in crate::engine::sql) struct Connection {
     connections: Arc<Connections>,
-    epoch: u64,
+    epoch: AtomicU64,
+    /// Whether it has answered a statement.
+    has_answered: AtomicBool,
     /// Asks the server to cancel the current statement, in the background. `true`: it has done so, and does not
     /// do it later.
     cancel: Box<dyn Fn() -> JoinHandle<bool> + Send + Sync>,
@@ -64,6 +71,7 @@ impl Connections {
             dropped: Arc::default(),
             event_loop,
             usual_us: AtomicU64::new(0),
+            answered_at: Mutex::default(),
             epoch: watch::Sender::default(),
         })
     }
@@ -73,12 +81,16 @@ impl Connections {
         Task::spawn(self.event_loop.as_deref(), task)
     }
 
+    /// Returns how long the slowest of the last packets took.
+    fn usual(&self) -> Duration {
+        Duration::from_micros(self.usual_us.load(Ordering::Relaxed))
+    }
+
     /// Completes after two callers were dropped without an answer, and not before twice the usual duration of a packet has passed since
     /// `since`.
     async fn are_suspect(&self, since: Instant) {
         self.dropped.are_suspect().await;
-        let usual = Duration::from_micros(self.usual_us.load(Ordering::Relaxed));
-        sleep_until(since + usual * 2).await;
+        sleep_until(since + self.usual() * 2).await;
     }
 
     /// Records how long a packet took. Counts less with each later one.
@@ -93,6 +105,20 @@ impl Connections {
     #[cfg(feature = "postgres")]
     pub(in crate::engine::sql) fn lock_wait(&self) -> Duration {
         super::LOCK_WAIT.min(self.store_timeout / 2)
+    }
+
+    /// Returns the kind of a failure of TLS. With settings that worked before, a later attempt may succeed, for example after the
+    /// certificates have been replaced.
+    pub(in crate::engine::sql) fn kind_of_tls(&self) -> Kind {
+        match self.have_answered() {
+            true => Kind::Refused,
+            false => Kind::Permanent,
+        }
+    }
+
+    /// Whether a connection has ever answered a statement.
+    pub(super) fn have_answered(&self) -> bool {
+        self.answered_at.lock().is_some()
     }
 
     /// Returns the current epoch: that of a connection which is opened now.
@@ -113,21 +139,54 @@ impl Connection {
         let has_late_cancellation = AtomicBool::new(false);
         Arc::new(Connection {
             connections,
-            epoch,
+            epoch: AtomicU64::new(epoch),
+            has_answered: AtomicBool::new(false),
             cancel,
             has_late_cancellation,
         })
     }
 
-    /// Whether the connection is to be replaced: another one of the same epoch was silent, or a late cancellation could end a statement.
-    pub(super) fn is_outdated(&self) -> bool {
-        self.has_late_cancellation.load(Ordering::Relaxed) || self.connections.epoch() > self.epoch
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
     }
 
-    /// Makes the other connections of this epoch outdated.
-    pub(super) fn outdate_others(&self) {
+    /// Whether another connection was silent after this one was opened, or was tested.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.connections.epoch() > self.epoch()
+    }
+
+    /// Whether the connection can be used. If another one was silent, `ping` tests this one. `false`: it does not answer, or a late
+    /// cancellation could end a statement.
+    pub(in crate::engine::sql) async fn is_usable(&self, ping: impl Future<Output = Outcome<()>>) -> bool {
+        let epoch = self.connections.epoch();
+        if self.has_late_cancellation.load(Ordering::Relaxed) {
+            return false;
+        }
+        if epoch > self.epoch() {
+            if !timeout(TEST_TIMEOUT, ping).await.is_ok_and(|answered| answered.is_ok()) {
+                return false;
+            }
+            self.answered();
+            self.epoch.store(epoch, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn answered(&self) {
+        self.has_answered.store(true, Ordering::Relaxed);
+        *self.connections.answered_at.lock() = Some(Instant::now());
+    }
+
+    /// Makes the other connections of this epoch outdated, after this one was silent for `waited`. Does nothing if another one
+    /// has answered in the second half of that time, or if this one has never answered: then the cause is not the server or the
+    /// network.
+    fn outdate_others(&self, waited: Duration) {
+        let answered_at = *self.connections.answered_at.lock();
+        if !self.has_answered.load(Ordering::Relaxed) || answered_at.is_some_and(|at| at.elapsed() < waited / 2) {
+            return;
+        }
         self.connections.epoch.send_if_modified(|epoch| {
-            let is_first = *epoch == self.epoch;
+            let is_first = *epoch == self.epoch();
             *epoch += u64::from(is_first);
             is_first
         });
@@ -137,7 +196,7 @@ impl Connection {
     pub(in crate::engine::sql) async fn outdated(&self) {
         let mut epochs = self.connections.epoch.subscribe();
         // The sender lives as long as the connection.
-        let _ = epochs.wait_for(|epoch| *epoch > self.epoch).await;
+        let _ = epochs.wait_for(|epoch| *epoch > self.epoch()).await;
     }
 
     /// Asks the server to cancel the current statement.
@@ -163,6 +222,9 @@ impl Connection {
             biased;
             outcome = &mut statements => {
                 self.connections.record(since.elapsed());
+                if !outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Broken) {
+                    self.answered();
+                }
                 return outcome;
             }
             () = tokio::time::sleep(limit) => true,
@@ -200,6 +262,7 @@ impl Connection {
                 Ok(_) => Kind::Refused,
             });
         }
+        self.outdate_others(waited);
         unanswered(Kind::Broken)
     }
 }

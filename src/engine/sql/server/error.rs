@@ -46,7 +46,7 @@ pub(in crate::engine::sql) enum Kind {
         allow(dead_code, reason = "only PostgreSQL has a mode for poolers")
     )]
     Pooled,
-    /// A table does not exist.
+    /// A table does not exist. The next connection creates it.
     NoTable,
     /// The configuration or the server must change: a wrong password, a missing privilege.
     Permanent,
@@ -90,6 +90,12 @@ impl Failure {
         Self::new(connections, kind, format!("no answer within {} ms", limit.as_millis()))
     }
 
+    /// The failure to open a connection because of a panic.
+    pub(in crate::engine::sql) fn panicked(connections: &Connections) -> Self {
+        let message = "a bug in holdfast or in its driver: the login panicked".to_owned();
+        Self::new(connections, Kind::Broken, message).not_sent()
+    }
+
     pub(in crate::engine::sql) fn unexpected(connections: &Connections, what: &str) -> Self {
         let message = format!("unexpected reply from the server: {what}");
         Self::new(connections, Kind::Permanent, message)
@@ -115,6 +121,12 @@ impl Failure {
         }
     }
 
+    /// Adds what to do.
+    pub(super) fn with_advice(mut self, advice: &str) -> Self {
+        self.message = format!("{} ({advice})", self.message);
+        self
+    }
+
     /// Marks the failure as one before the first statement.
     pub(in crate::engine::sql) fn not_sent(mut self) -> Self {
         self.may_be_executed = false;
@@ -136,11 +148,6 @@ impl Failure {
         self
     }
 
-    /// Whether the server did not answer at all.
-    pub(super) fn is_silence(&self) -> bool {
-        self.cause.is_none() && self.kind == Kind::Broken
-    }
-
     /// Whether the server reported a locked row or table. `false` for a cancelled statement, which may also have [`Kind::Locked`].
     #[cfg(feature = "mysql")]
     pub(in crate::engine::sql) fn is_reported_lock(&self) -> bool {
@@ -154,7 +161,7 @@ impl Failure {
 
 impl Failed for Failure {
     fn error(&self, op: &'static str) -> EngineError {
-        let is_retryable = !matches!(self.kind, Kind::Permanent | Kind::NoTable);
+        let is_retryable = self.kind != Kind::Permanent;
         let error = EngineError::new(self.engine, op, is_retryable, self.clone());
         if self.may_be_executed { error } else { error.not_sent() }
     }

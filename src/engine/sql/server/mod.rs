@@ -3,8 +3,8 @@
 //!
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `sql/ledger/` decides what changes.
-//! - `waiters.rs`: the waiters of this process. `connection.rs`, `lazy_session.rs`: the connections. `error.rs`: failures.
-//! - `config.rs`: the names of tables.
+//! - `waiters.rs`: the waiters of this process. `connection.rs`, `pool.rs`: the connections. `error.rs`: failures.
+//! - `config.rs`: the names of tables. `products.rs`: servers that are other products.
 //!
 //! # Behavior
 //! A free name keeps its row for an hour, so that its fencing tokens grow within the hour even if the server's clock is set back.
@@ -17,12 +17,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use self::connection::{Connection, Connections};
 use self::error::Failure;
-use self::lazy_session::{IdleSessions, LazySession, open_first};
+use self::pool::{Pool, open_first};
 use self::single::{Shared, SingleWorker, Timers};
 use self::single_calls::{Attempt, Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges};
 use self::transaction::{Plan, Prefix};
@@ -35,11 +34,13 @@ use super::jobs::{self, Failed, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
 pub(super) mod config;
 pub(super) mod connection;
 pub(super) mod error;
-pub(super) mod lazy_session;
+pub(super) mod pool;
+pub(super) mod products;
 mod single;
 pub(super) mod single_calls;
 #[cfg(test)]
@@ -73,6 +74,9 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
 
     fn connections(&self) -> &Arc<Connections>;
 
+    /// Returns how many connections there are for calls at most.
+    fn most_for_calls(&self) -> usize;
+
     /// Opens a connection, without its set-up.
     fn connect(self: &Arc<Self>) -> impl Future<Output = Outcome<Self::Session>> + Send;
 
@@ -98,11 +102,18 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Checks the connection before the statements of a task. `false`: it is known to be closed. On PostgreSQL also discards old plans.
     fn check_before_use(&mut self) -> impl Future<Output = bool> + Send;
 
+    /// Sends a request without an effect, and waits for its answer.
+    fn ping(&mut self) -> impl Future<Output = Outcome<()>> + Send;
+
+    /// Closes the connection.
+    fn close(self) -> impl Future<Output = ()> + Send;
+
     /// Makes the connection ready for statements. Creates the tables if they are missing.
     fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
-    /// Returns a warning if a setting of the server allows a crash to lose committed transactions.
-    fn durability_warning(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
+    /// Returns warnings of what puts locks at risk, such as a setting with which a crash of the server loses committed
+    /// transactions.
+    fn warnings(&mut self) -> impl Future<Output = Outcome<Vec<String>>> + Send;
 
     /// Makes attempts for different names in one statement. MySQL may read the answers with a second one. The store timeout limits each packet.
     fn attempt(&mut self, attempts: &[Attempt]) -> impl Future<Output = Outcome<Granted>> + Send;
@@ -136,13 +147,21 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Ends a transaction that failed.
     fn roll_back(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
-    /// Reads the lease and the queue of each name. `is_heartbeat`: keeps the positions of this process alive.
+    /// Reads the lease and the queue of each name. `Some`: keeps the positions of this process alive, except those of these owners.
     fn check(
         &mut self,
         process: &str,
         names: &[StoredName],
-        is_heartbeat: bool,
+        except: Option<&[OwnerToken]>,
     ) -> impl Future<Output = Outcome<Checked>> + Send;
+
+    /// Claims the sweep of this interval. `false`: another process has done that.
+    fn claim_sweep(&mut self) -> impl Future<Output = Outcome<bool>> + Send;
+
+    /// Returns a warning if another program makes all calls slow. MySQL shows that only to privileged users.
+    fn slowness_warning(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send {
+        async { Ok(None) }
+    }
 
     /// Reads some rows after the name `after`, in the order of the names, and removes those of names that have been free for long.
     fn sweep(&mut self, after: &[u8]) -> impl Future<Output = Outcome<Swept>> + Send;
@@ -175,18 +194,18 @@ impl<S: Server> ServerEngine<S> {
         if let Some(warnings) = server.warnings() {
             let connection = session.connection().clone();
             // A connection that fails is opened again by the first call.
-            if let Ok(Some(warning)) = connection.within_limit(session.durability_warning()).await {
-                warnings.warn(warning);
-            }
+            let found = connection.within_limit(session.warnings()).await;
+            found.into_iter().flatten().for_each(|warning| warnings.warn(warning));
         }
         let connections = server.connections();
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
+        let pool = Pool::new(server.clone(), session);
         let (transactions, transaction_jobs) = jobs::queue(S::TRANSACTION_LIMIT);
         let locked: Arc<LockedNames> = Arc::default();
         let worker = Worker {
-            lazy_session: LazySession::new(server.clone(), None),
+            pool: pool.clone(),
             prefix: prefix.clone(),
             waiters: waiters.clone(),
             names: named,
@@ -196,7 +215,7 @@ impl<S: Server> ServerEngine<S> {
         };
         let single = SingleWorker {
             shared: Shared {
-                server: server.clone(),
+                pool,
                 prefix: prefix.clone(),
                 waiters: waiters.clone(),
                 transactions,
@@ -205,9 +224,7 @@ impl<S: Server> ServerEngine<S> {
                 forwarded: Arc::default(),
                 queued: QueuedNames::default(),
                 timers: Timers::default(),
-                cost: Mutex::default(),
             },
-            idle: IdleSessions::new(LazySession::new(server.clone(), Some(session))),
             checks,
             worker: connections.spawn(worker.run(transaction_jobs)),
         };
@@ -237,6 +254,10 @@ impl<S: Server> Engine for ServerEngine<S> {
         true
     }
 
+    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        self.waiters.known.watch_event_loop(detector);
+    }
+
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
         self.calls.try_acquire(claim).await
     }
@@ -262,7 +283,7 @@ impl<S: Server> Engine for ServerEngine<S> {
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(self.waiters.subscribe(&claim.owner)))
+        Ok(Box::new(self.waiters.subscribe(claim)))
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
@@ -271,7 +292,7 @@ impl<S: Server> Engine for ServerEngine<S> {
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let first = Page::first(&self.prefix.0, prefix);
-        self.calls.list(first, page_timeout).await
+        self.calls.list(first, page_timeout, &self.address()).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

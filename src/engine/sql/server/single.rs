@@ -1,37 +1,35 @@
-//! The task that receives all calls, and executes those that are one statement. Attempts, whose commits wait for the disk, renewals and
-//! releases, and reads do not wait for each other: those that are under way at the same time have a connection each.
+//! The task that receives all calls, and executes those that are one statement. Attempts, whose commits wait for the disk,
+//! renewals and releases, and reads do not wait for each other: those that are under way at the same time have a connection each,
+//! if there are as many.
 //!
 //! A statement is a transaction of its own, of several calls of a kind for names without a queue. On PostgreSQL a release also hands
 //! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a
 //! queue, of waiters that found the name busy, and where another transaction has locked the row.
 
 use std::collections::{HashMap, HashSet};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::lazy_session::{IdleSessions, LazySession};
+use super::pool::Pool;
 use super::single_calls::{
-    Granted, QueuedNames, SingleChanges, answer_attempts, answer_reads, answer_releases, answer_renewals, attempts,
-    pages,
+    Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges, answer_attempts, answer_reads,
+    answer_releases, answer_renewals, attempts, pages,
 };
 use super::transaction::{CheckedNames, Prefix};
+use super::upkeep::SWEEP_INTERVAL;
 use super::waiters::Waiters;
 use super::worker::{LockedNames, cause};
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
-use crate::engine::sql::jobs::statement_cost::StatementCost;
+use crate::engine::sql::Page;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
 use crate::engine::sql::ledger::StoredName;
-use crate::event_loop::Task;
+use crate::event_loop::{Task, unless_it_panics};
 use crate::model::{Claim, Key, OwnerToken};
-
-/// The time between two sweeps of a process that makes calls; a random part is added.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The owners of attempts in the queue of the transactions, or in one. Their releases have to follow them.
 #[derive(Default)]
@@ -78,7 +76,7 @@ impl ForwardedOwners {
 
 /// What the statements of the calls need.
 pub(super) struct Shared<S: Server> {
-    pub server: Arc<S>,
+    pub pool: Arc<Pool<S>>,
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
     /// The queue of the transactions.
@@ -88,8 +86,6 @@ pub(super) struct Shared<S: Server> {
     pub forwarded: Arc<ForwardedOwners>,
     pub queued: QueuedNames,
     pub timers: Timers,
-    /// The times of the statements of attempts.
-    pub cost: Mutex<StatementCost>,
 }
 
 /// The due times of the heartbeat and of the sweep. `None`: not yet.
@@ -102,14 +98,12 @@ pub(super) struct Timers {
     pub swept_to: Mutex<StoredName>,
 }
 
-/// Statements under way, which return their connection.
-type Running<'a, S> = Option<Pin<Box<dyn Future<Output = LazySession<S>> + Send + 'a>>>;
+/// Statements under way.
+type Running<'a> = Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>;
 
-/// The connections and what the calls need.
+/// The task, and what it needs.
 pub(super) struct SingleWorker<S: Server> {
     pub shared: Shared<S>,
-    /// The connections.
-    pub idle: IdleSessions<S>,
     /// The names whose waiters need a check.
     pub checks: mpsc::UnboundedReceiver<Vec<Key>>,
     /// The task of the transactions.
@@ -128,13 +122,17 @@ struct Batch {
     repeated: Vec<Job>,
 }
 
+/// Starts statements. If they panic, their connection is closed.
+fn started<'a>(statements: impl Future<Output = ()> + Send + 'a) -> Running<'a> {
+    Some(Box::pin(async move { _ = unless_it_panics(pin!(statements)).await }))
+}
+
 /// Waits for the end of statements.
-async fn ended<S: Server>(running: &mut Running<'_, S>) -> LazySession<S> {
+async fn ended(running: &mut Running<'_>) {
     match running {
         Some(statements) => {
-            let lazy = statements.await;
+            statements.await;
             *running = None;
-            lazy
         }
         None => std::future::pending().await,
     }
@@ -143,20 +141,15 @@ async fn ended<S: Server>(running: &mut Running<'_, S>) -> LazySession<S> {
 impl<S: Server> SingleWorker<S> {
     /// Executes jobs until the last sender is gone, then closes the connections.
     pub(super) async fn run(self, jobs: Receiver) {
-        serve(&self.shared, self.idle, self.checks, jobs).await;
+        serve(&self.shared, self.checks, jobs).await;
         drop(self.shared);
         self.worker.ended().await;
     }
 }
 
-/// Executes the jobs of a queue with the connections of `idle`.
-async fn serve<S: Server>(
-    shared: &Shared<S>,
-    mut idle: IdleSessions<S>,
-    mut checks: mpsc::UnboundedReceiver<Vec<Key>>,
-    mut jobs: Receiver,
-) {
-    let (mut attempts, mut changes, mut reads): (Running<'_, S>, Running<'_, S>, Running<'_, S>) = (None, None, None);
+/// Executes the jobs of a queue.
+async fn serve<S: Server>(shared: &Shared<S>, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, mut jobs: Receiver) {
+    let (mut attempts, mut changes, mut reads): (Running<'_>, Running<'_>, Running<'_>) = (None, None, None);
     // The owners of the attempts under way, and releases that have to follow one of them.
     let (mut owners, mut held_back): (Vec<OwnerToken>, Vec<Job>) = (Vec::new(), Vec::new());
     let mut batch = Vec::new();
@@ -166,49 +159,45 @@ async fn serve<S: Server>(
             held_back.drain(..).for_each(|job| shared.transactions.send(job));
         }
         let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
-        let (parts, takes_turns) = idle.executable(free, &jobs);
-        let can_check = free[1] && parts != [false; 3];
-        let server = &shared.server;
+        let can_check = free[1];
         // `select!` polls in random order, so that neither checks nor calls starve.
         tokio::select! {
-            lazy = ended(&mut attempts) => idle.keep(lazy),
-            lazy = ended(&mut changes) => idle.keep(lazy),
-            lazy = ended(&mut reads) => idle.keep(lazy),
+            () = ended(&mut attempts) => {}
+            () = ended(&mut changes) => {}
+            () = ended(&mut reads) => {}
             Some(names) = checks.recv(), if can_check => {
                 let mut all = names;
                 while let Ok(more) = checks.try_recv() {
                     all.extend(more);
                 }
-                reads = Some(Box::pin(shared.check(idle.take(server), all)));
+                reads = started(shared.check(all));
             }
-            () = shared.timers.sweep_due(), if can_check => reads = Some(Box::pin(shared.sweep(idle.take(server)))),
-            () = idle.turns_ended(), if parts == [false; 3] && free != parts => {}
-            next = jobs.next_of_parts(&mut batch, parts, takes_turns, &shared.cost), if parts != [false; 3] => {
+            () = shared.timers.sweep_due(), if can_check => reads = started(shared.sweep()),
+            next = jobs.next_of_parts(&mut batch, free), if free != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
                         break;
                     }
                     // Other parts of the queue may have jobs.
-                    let lazy = tokio::select! {
-                        lazy = ended(&mut attempts) => lazy,
-                        lazy = ended(&mut changes) => lazy,
-                        lazy = ended(&mut reads) => lazy,
-                    };
-                    idle.keep(lazy);
+                    tokio::select! {
+                        () = ended(&mut attempts) => {}
+                        () = ended(&mut changes) => {}
+                        () = ended(&mut reads) => {}
+                    }
                     continue;
                 }
                 let mut sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
                 if !(sorted.releases.is_empty() && sorted.renewals.is_empty()) {
                     let (releases, renewals) = (std::mem::take(&mut sorted.releases), std::mem::take(&mut sorted.renewals));
-                    changes = Some(Box::pin(shared.change(idle.take(server), releases, renewals)));
+                    changes = started(shared.change(releases, renewals));
                 }
                 if !sorted.attempts.is_empty() {
                     let (first, repeated) = (std::mem::take(&mut sorted.attempts), std::mem::take(&mut sorted.repeated));
                     owners.extend(first.iter().chain(&repeated).filter_map(owner));
-                    attempts = Some(Box::pin(shared.attempt(idle.take(server), first, repeated)));
+                    attempts = started(shared.attempt(first, repeated));
                 }
                 if !sorted.reads.is_empty() {
-                    reads = Some(Box::pin(shared.read(idle.take(server), std::mem::take(&mut sorted.reads))));
+                    reads = started(shared.read(std::mem::take(&mut sorted.reads)));
                 }
                 shared.timers.start();
             }
@@ -318,69 +307,66 @@ impl<S: Server> Shared<S> {
     }
 
     /// Makes attempts. `repeated`: attempts for the same names.
-    async fn attempt(&self, mut lazy: LazySession<S>, mut first: Vec<Job>, mut repeated: Vec<Job>) -> LazySession<S> {
-        let granted = match lazy.session().await {
-            Ok(session) => {
+    async fn attempt(&self, mut first: Vec<Job>, mut repeated: Vec<Job>) {
+        let granted = match self.pool.checkout().await {
+            Ok(mut checkout) => {
                 first.retain(Job::start);
                 repeated.retain(Job::start);
-                self.granted(session, &first).await
+                match first.is_empty() {
+                    true => Ok(Granted::default()),
+                    false => {
+                        let granted = match checkout.session() {
+                            Ok(session) => session.attempt(&attempts(&self.prefix, &first)).await,
+                            Err(failure) => Err(failure),
+                        };
+                        checkout.settle(granted)
+                    }
+                }
             }
             Err(failure) => Err(failure),
         };
-        let granted = lazy.settle(granted);
         let granted = granted.map(|granted| answer_attempts(&mut first, &mut repeated, &self.prefix, granted));
         first.append(&mut repeated);
         self.finish(first, &granted);
-        lazy
-    }
-
-    /// Makes attempts in one statement, and records how long it took.
-    async fn granted(&self, session: &mut S::Session, jobs: &[Job]) -> Outcome<Granted> {
-        if jobs.is_empty() {
-            return Ok(Granted::default());
-        }
-        let since = Instant::now();
-        let granted = session.attempt(&attempts(&self.prefix, jobs)).await?;
-        if !granted.fences.is_empty() {
-            self.cost.lock().record(jobs.len(), since.elapsed());
-        }
-        Ok(granted)
     }
 
     /// Makes releases and renewals.
-    async fn change(&self, mut lazy: LazySession<S>, mut releases: Vec<Job>, mut renewals: Vec<Job>) -> LazySession<S> {
+    async fn change(&self, mut releases: Vec<Job>, mut renewals: Vec<Job>) {
         let prefix = &self.prefix;
         let sent = Moment::now();
-        let (released, renewed) = match lazy.session().await {
-            Ok(session) => {
-                let mut changes = SingleChanges::new(prefix, &releases, &renewals);
-                changes.expects_queue = releases.iter().any(|job| self.expects_queue(job));
-                session.change(&self.waiters.process, &changes).await
-            }
+        let (released, renewed) = match self.changed(&releases, &renewals).await {
+            Ok(outcomes) => outcomes,
             Err(failure) => (Err(failure.clone()), Err(failure)),
         };
-        let released = lazy.settle(released);
         let released = released.map(|released| {
             let effects = answer_releases(&mut releases, prefix, released, &self.queued);
             self.waiters.apply_hand_offs(sent, effects);
         });
-        let renewed = lazy.settle(renewed);
         let renewed = renewed.map(|renewed| answer_renewals(&mut renewals, &renewed));
         self.finish(releases, &released);
         self.finish(renewals, &renewed);
-        lazy
+    }
+
+    /// Executes releases and renewals.
+    async fn changed(&self, releases: &[Job], renewals: &[Job]) -> Outcome<(ReleasedNames, RenewedOwners)> {
+        let mut checkout = self.pool.checkout().await?;
+        let mut changes = SingleChanges::new(&self.prefix, releases, renewals);
+        changes.expects_queue = releases.iter().any(|job| self.expects_queue(job));
+        let (released, renewed) = checkout.session()?.change(&self.waiters.process, &changes).await;
+        Ok((checkout.settle(released), checkout.settle(renewed)))
     }
 
     /// Makes calls that only read.
-    async fn read(&self, mut lazy: LazySession<S>, mut jobs: Vec<Job>) -> LazySession<S> {
-        let read = match lazy.session().await {
-            Ok(session) => session.read(&pages(&self.prefix, &jobs)).await,
-            Err(failure) => Err(failure),
-        };
-        let read = lazy.settle(read);
+    async fn read(&self, mut jobs: Vec<Job>) {
+        let read = self.read_pages(&pages(&self.prefix, &jobs)).await;
         let read = read.map(|read| answer_reads(&mut jobs, &self.prefix, read));
         jobs.into_iter().for_each(|job| job.answer(cause(&read)));
-        lazy
+    }
+
+    async fn read_pages(&self, pages: &[Page]) -> Outcome<Vec<PageRead>> {
+        let mut checkout = self.pool.checkout().await?;
+        let read = checkout.session()?.read(pages).await;
+        checkout.settle(read)
     }
 
     /// Answers the jobs of a statement. Those without an answer go to the transactions.

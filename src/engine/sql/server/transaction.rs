@@ -210,6 +210,7 @@ async fn in_transaction<S: Server>(
         match tickets.remove(owner.as_str()) {
             Some(ticket) => effects.entered.push(InQueue {
                 busy_for: ledger.busy_for(&prefix.stored(&name)),
+                ttl: claim.ttl.duration(),
                 owner,
                 name,
                 ticket,

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::lazy_session::LazySession;
 use super::single::Shared;
 use super::transaction::CheckedNames;
 use super::waiters::CheckedLease;
@@ -22,6 +21,11 @@ pub(in crate::engine::sql) const LIVENESS_MS: i64 = WAITER_LIVENESS.as_millis() 
 pub(in crate::engine::sql) const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;
 /// How long a free name keeps its row, and its last fencing token, in seconds.
 pub(in crate::engine::sql) const FREE_ROW_KEPT_S: i64 = 3600;
+/// The time between two sweeps of a table. The first process that claims a sweep makes it. A process that makes calls tries to
+/// claim one after this time and a random part of it.
+pub(in crate::engine::sql) const SWEEP_INTERVAL: Duration = Duration::from_secs(300);
+/// The name of the row whose lease ends when the next sweep is due. No lock has it: names are not empty.
+pub(in crate::engine::sql) const SWEEP_ROW: &[u8] = b"";
 /// Maximum number of rows that one statement of a sweep reads.
 pub(in crate::engine::sql) const SWEEP_LIMIT: i64 = 1000;
 /// The pause between two statements of a sweep, in which calls may use the connection.
@@ -63,7 +67,7 @@ pub(in crate::engine::sql) struct CheckedName {
 
 impl<S: Server> Shared<S> {
     /// Sends the heartbeat of this process if it is due, and checks the lease and the queue of each name.
-    pub(super) async fn check(&self, mut lazy: LazySession<S>, mut names: Vec<Key>) -> LazySession<S> {
+    pub(super) async fn check(&self, mut names: Vec<Key>) {
         // One check for several names, instead of one for each.
         names.extend(self.waiters.due_soon());
         let mut seen = HashSet::new();
@@ -72,34 +76,40 @@ impl<S: Server> Shared<S> {
         if !later.is_empty() {
             self.waiters.check(later.to_vec());
         }
-        if let Err(failure) = self.check_names(&mut lazy, names, &seen).await {
+        if let Err(failure) = self.check_names(names, &seen).await {
             // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
             tracing::debug!(%failure, "a heartbeat failed");
             let names: HashSet<&Key> = names.iter().collect();
             self.waiters.known.wake_where(|name, _| names.contains(name));
         }
-        lazy
     }
 
     /// Checks `names`. `all`: those with a waiter whose position the heartbeat must have kept alive.
-    async fn check_names(&self, lazy: &mut LazySession<S>, names: &[Key], all: &HashSet<Key>) -> Outcome<()> {
+    async fn check_names(&self, names: &[Key], all: &HashSet<Key>) -> Outcome<()> {
         let now = Instant::now();
         let last = *self.timers.heartbeat_at.lock();
         let is_due = last.is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
         let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
         let process = &self.waiters.process;
-        let session = lazy.session().await?;
+        let mut checkout = self.pool.checkout().await?;
+        let session = checkout.session()?;
         let connection = session.connection().clone();
+        // The positions of stalled waiters expire, although other waiters keep the process alive.
+        let stalled = is_due.then(|| self.waiters.known.stalled());
         let sent = Moment::now();
         // The positions of this process expire without a heartbeat.
-        let limit = self.server.connections().store_timeout.min(HEARTBEAT_INTERVAL);
-        let outcome = connection.within(limit, session.check(process, &stored, is_due)).await;
-        let checked = lazy.settle(outcome)?;
+        let limit = self.pool.connections().store_timeout.min(HEARTBEAT_INTERVAL);
+        let outcome = connection
+            .within(limit, session.check(process, &stored, stalled.as_deref()))
+            .await;
+        let checked = checkout.settle(outcome)?;
+        drop(checkout);
         if let Some(now_us) = checked.now_us {
             self.waiters.read_clock(sent, now_us);
         }
         if is_due {
             *self.timers.heartbeat_at.lock() = Some(now);
+            self.waiters.forget_short_hand_offs();
         }
         let keys: HashMap<&StoredName, &Key> = stored.iter().zip(names).collect();
         let (mut free, mut without_positions) = (Vec::new(), HashSet::new());
@@ -110,7 +120,7 @@ impl<S: Server> Shared<S> {
                     self.waiters
                         .set_busy_for(key, lease.remaining, lease.age, checked.ahead);
                     // It may be a waiter of this process, whose message was lost.
-                    self.waiters.notify_holder(&lease);
+                    self.waiters.notify_holder(key, &lease);
                 }
                 None if checked.has_waiters => {
                     // Check it again after `RESERVATION`: while another program has locked the row, each check would add another hand-off
@@ -140,23 +150,35 @@ impl<S: Server> Shared<S> {
     }
 
     /// Removes some rows of names that have been free for long, and positions that expired more than a minute ago.
-    pub(super) async fn sweep(&self, mut lazy: LazySession<S>) -> LazySession<S> {
-        let is_complete = self.sweep_some(&mut lazy).await.unwrap_or_else(|failure| {
+    pub(super) async fn sweep(&self) {
+        let is_complete = self.sweep_some().await.unwrap_or_else(|failure| {
             tracing::debug!(%failure, "a sweep failed");
             true
         });
         // After a complete one, the next call starts the time to the next sweep.
         *self.timers.sweep_at.lock() = (!is_complete).then(|| Instant::now() + SWEEP_STATEMENT_PAUSE);
-        lazy
     }
 
     /// `true`: all rows were read.
-    async fn sweep_some(&self, lazy: &mut LazySession<S>) -> Outcome<bool> {
+    async fn sweep_some(&self) -> Outcome<bool> {
         let after = std::mem::take(&mut *self.timers.swept_to.lock());
-        let session = lazy.session().await?;
+        let mut checkout = self.pool.checkout().await?;
+        let session = checkout.session()?;
         let connection = session.connection().clone();
+        if after == SWEEP_ROW {
+            let claimed = connection.within_limit(session.claim_sweep()).await;
+            if !checkout.settle(claimed)? {
+                return Ok(true);
+            }
+            let slow = connection.within_limit(checkout.session()?.slowness_warning()).await;
+            if let Some(warning) = checkout.settle(slow)? {
+                self.waiters.warn(warning);
+            }
+        }
+        let session = checkout.session()?;
         let outcome = connection.within_limit(session.sweep(&after)).await;
-        let Swept { last, with_expired } = lazy.settle(outcome)?;
+        let Swept { last, with_expired } = checkout.settle(outcome)?;
+        drop(checkout);
         if !with_expired.is_empty() {
             let _ = self.names.send(CheckedNames::WithExpiredPositions(with_expired));
         }

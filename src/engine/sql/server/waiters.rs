@@ -26,7 +26,7 @@ use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
 use crate::engine::sql::ledger::{Content, Notification, RESERVED};
 use crate::engine::{HandOff, RESERVATION};
 use crate::event_loop::Task;
-use crate::model::{Key, OwnerToken};
+use crate::model::{Claim, Key, OwnerToken};
 
 /// The shortest and the longest time between two checks without notifications.
 const SHORTEST_POLL: Duration = Duration::from_millis(2);
@@ -41,10 +41,13 @@ const FAILURES: u32 = 3;
 /// The time between the end of a connection that has worked and the next one. Messages are lost meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
 
-/// Returns the longest time to the next check without notifications.
-fn poll_after(age: Duration, ahead: u64) -> Duration {
-    let shortest = SHORTEST_POLL + POLL_PER_WAITER * ahead.min(AHEAD) as u32;
-    (age / 4).max(shortest).min(LONGEST_POLL)
+/// Returns the longest time to the next check without notifications. Each waiter of another process ahead adds [`LONGEST_POLL`],
+/// but a check finds a hand-off, which lasts for `hand_off`, before it ends.
+fn poll_after(age: Duration, ahead: u64, hand_off: Duration) -> Duration {
+    let ahead = ahead.min(AHEAD) as u32;
+    let shortest = SHORTEST_POLL + POLL_PER_WAITER * ahead;
+    let longest = (LONGEST_POLL * (ahead + 1)).min(hand_off * 3 / 4);
+    (age / 4).max(shortest).min(longest)
 }
 
 /// What follows for the waiters of this process after the commit.
@@ -66,6 +69,8 @@ pub(super) struct InQueue {
     pub ticket: u64,
     /// The time until the name may be free.
     pub busy_for: Option<Duration>,
+    /// The ttl of its claim.
+    pub ttl: Duration,
 }
 
 /// The lease that a waiter waits for.
@@ -84,6 +89,8 @@ pub(in crate::engine::sql) struct Waiters<S> {
     pub process: String,
     pub known: Arc<LocalWaiters<()>>,
     checks: mpsc::UnboundedSender<Vec<Key>>,
+    /// How long the shortest hand-off to a waiter of this process lasts.
+    shortest_hand_off: Mutex<Duration>,
     /// The last reading of the server's clock.
     clock: Mutex<Option<ClockReading>>,
     runtime: Handle,
@@ -107,6 +114,7 @@ impl<S: Server> Waiters<S> {
             process: format!("{:016x}", fastrand::u64(..)),
             known: Arc::new(LocalWaiters::new()),
             checks,
+            shortest_hand_off: Mutex::new(RESERVATION),
             clock: Mutex::default(),
             runtime: Handle::current(),
             tasks: Mutex::default(),
@@ -114,8 +122,8 @@ impl<S: Server> Waiters<S> {
         })
     }
 
-    pub(super) fn subscribe(&self, owner: &OwnerToken) -> WaiterSubscription<()> {
-        self.known.subscribe(owner)
+    pub(super) fn subscribe(&self, claim: &Claim) -> WaiterSubscription<()> {
+        self.known.subscribe(claim)
     }
 
     /// Records what a transaction changed for the waiters of this process.
@@ -125,6 +133,8 @@ impl<S: Server> Waiters<S> {
         }
         let has_entered = !effects.entered.is_empty();
         for waiter in effects.entered {
+            let shortest = waiter.ttl.min(*self.shortest_hand_off.lock());
+            *self.shortest_hand_off.lock() = shortest;
             let check_after = self.check_after(waiter.busy_for, Duration::ZERO, 0);
             if self
                 .known
@@ -143,6 +153,12 @@ impl<S: Server> Waiters<S> {
             .notifications
             .iter()
             .for_each(|notification| self.notify(notification));
+    }
+
+    /// Forgets the ttls of waiters that have left.
+    pub(super) fn forget_short_hand_offs(&self) {
+        let shortest = self.known.shortest_ttl().unwrap_or(RESERVATION);
+        *self.shortest_hand_off.lock() = shortest.min(RESERVATION);
     }
 
     /// Records what a statement that was sent at `sent` changed for the waiters of this process.
@@ -166,7 +182,7 @@ impl<S: Server> Waiters<S> {
         if self.server.is_notified() {
             return left;
         }
-        let poll = poll_after(age, ahead).mul_f64(0.5 + fastrand::f64() / 2.0);
+        let poll = poll_after(age, ahead, *self.shortest_hand_off.lock()).mul_f64(0.5 + fastrand::f64() / 2.0);
         Some(left.map_or(poll, |left| left.min(poll)))
     }
 
@@ -198,7 +214,7 @@ impl<S: Server> Waiters<S> {
         self.clock.lock().is_some()
     }
 
-    /// Notifies a waiter. An unknown one is ignored: it has ended, and a hand-off to it ends after 2 s or its ttl.
+    /// Notifies a waiter. An unknown one is ignored: it has ended, and a hand-off to it ends with its short lease.
     pub(in crate::engine::sql) fn notify(&self, notification: &Notification) {
         let Ok(owner) = OwnerToken::parse(&notification.owner) else {
             return;
@@ -222,11 +238,14 @@ impl<S: Server> Waiters<S> {
         }
     }
 
-    /// Notifies the holder of a checked lease, if it is a waiter of this process. It makes an attempt: what a check reads from InnoDB may
-    /// not be on the disk yet, and what the attempt writes is.
-    pub(super) fn notify_holder(&self, lease: &CheckedLease) {
+    /// Notifies the holder of a checked lease of `key`, if it is a waiter of this process for that name. It makes an attempt:
+    /// what a check reads from InnoDB may not be on the disk yet, and what the attempt writes is.
+    pub(super) fn notify_holder(&self, key: &Key, lease: &CheckedLease) {
         let waiter = lease.holder.strip_suffix(RESERVED).unwrap_or(&lease.holder);
-        if let Ok(owner) = OwnerToken::parse(waiter) {
+        if let Ok(owner) = OwnerToken::parse(waiter)
+            // It may have the reservation of a name before the one that it waits for.
+            && self.known.position(&owner).is_none_or(|(name, _)| name == *key)
+        {
             self.known.notify(&owner);
         }
     }
@@ -336,9 +355,21 @@ mod tests {
             (Duration::ZERO, 1, 10),
             (Duration::ZERO, 3, 26),
             (second / 5, 3, 50),
-            (Duration::ZERO, u64::MAX, 200),
+            (Duration::ZERO, u64::MAX, 202),
+            (second * 60, 0, 200),
+            (second * 60, 1, 400),
+            (second * 60, 38, 1500),
         ] {
-            assert_eq!(poll_after(age, ahead).as_millis(), poll_ms, "{age:?} {ahead}");
+            assert_eq!(
+                poll_after(age, ahead, RESERVATION).as_millis(),
+                poll_ms,
+                "{age:?} {ahead}"
+            );
         }
+        assert_eq!(
+            poll_after(second * 60, 38, second).as_millis(),
+            750,
+            "the ttl of a waiter"
+        );
     }
 }

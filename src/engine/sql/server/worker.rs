@@ -1,4 +1,4 @@
-//! The task that uses the connection of the transactions.
+//! The task of the transactions.
 //!
 //! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
 //! same time share a transaction. `sql/jobs.rs` has their order.
@@ -10,6 +10,7 @@
 //! with the next retry.
 
 use std::collections::{HashSet, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,12 +19,13 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::error::{Failure, Kind};
-use super::lazy_session::LazySession;
+use super::pool::Pool;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use super::{BRIEF_LOCK_WAIT, Outcome, Server, Session};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
 use crate::engine::sql::ledger::StoredName;
+use crate::event_loop::unless_it_panics;
 use crate::model::Key;
 
 /// How often the task reads which rows are still locked.
@@ -31,7 +33,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// The connection and what the calls need.
 pub(super) struct Worker<S: Server> {
-    pub lazy_session: LazySession<S>,
+    pub pool: Arc<Pool<S>>,
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
@@ -120,20 +122,24 @@ impl<S: Server> Worker<S> {
                 () = sleep_until(retry_at), if finds_locked => None,
                 work = next(&mut self.names, &mut jobs, &mut batch), if !is_closed => Some(work),
             };
-            match work {
-                None => {
-                    let has_more = self.retry().await;
-                    retry_at = Instant::now() + if has_more { Duration::from_millis(1) } else { RETRY };
+            let step = async {
+                match work {
+                    None => {
+                        let has_more = self.retry().await;
+                        retry_at = Instant::now() + if has_more { Duration::from_millis(1) } else { RETRY };
+                    }
+                    Some(Work::Names(names)) => self.hand_off(names).await,
+                    Some(Work::Jobs) => {
+                        let since = Instant::now();
+                        let jobs = batch.drain(..).map(|job| WaitingJob::new(job, since));
+                        let ready = self.park_blocked(jobs.collect());
+                        self.execute(ready).await;
+                    }
+                    Some(Work::End) => is_closed = true,
                 }
-                Some(Work::Names(names)) => self.hand_off(names).await,
-                Some(Work::Jobs) => {
-                    let since = Instant::now();
-                    let jobs = batch.drain(..).map(|job| WaitingJob::new(job, since));
-                    let ready = self.park_blocked(jobs.collect());
-                    self.execute(ready).await;
-                }
-                Some(Work::End) => is_closed = true,
-            }
+            };
+            // A panic closes the connection in use.
+            _ = unless_it_panics(pin!(step)).await;
         }
     }
 
@@ -222,7 +228,7 @@ impl<S: Server> Worker<S> {
             return false;
         }
         let waiting = Vec::from(std::mem::take(&mut self.waiting));
-        let store_timeout = self.lazy_session.connections().store_timeout;
+        let store_timeout = self.pool.connections().store_timeout;
         let read = self.read_locked(&waiting, self.locked.all()).await;
         let read = read.map(|locked| self.locked.replace(locked));
         let (mut ready, mut claims, most) = (Vec::new(), 0, S::TRANSACTION_LIMIT.claims);
@@ -273,10 +279,11 @@ impl<S: Server> Worker<S> {
         let mut names: Vec<StoredName> = of_jobs.map(|key| self.prefix.stored(key)).chain(others).collect();
         names.sort_unstable();
         names.dedup();
-        let session = self.lazy_session.session().await?;
+        let mut checkout = self.pool.checkout().await?;
+        let session = checkout.session()?;
         let connection = session.connection().clone();
         let locked = connection.within_limit(session.locked_names(&names)).await;
-        self.lazy_session.settle(locked)
+        checkout.settle(locked)
     }
 
     /// Returns the jobs that can be executed. Parks those with a locked row, and those that must follow a parked job. A divisible one fails
@@ -302,7 +309,7 @@ impl<S: Server> Worker<S> {
     /// Returns the failure of a job with a locked row.
     fn locked_row(&self) -> Failure {
         let message = "a row is locked by another transaction";
-        let locked = || Failure::new(self.lazy_session.connections(), Kind::Locked, message.to_owned());
+        let locked = || Failure::new(self.pool.connections(), Kind::Locked, message.to_owned());
         self.failure.clone().unwrap_or_else(locked)
     }
 
@@ -331,16 +338,18 @@ impl<S: Server> Worker<S> {
     }
 
     async fn transact(&mut self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
-        let session = self.lazy_session.session().await?;
+        let mut checkout = self.pool.checkout().await?;
         let mut plan = Plan::new(batch, names, &self.prefix);
         plan.is_brief = is_brief;
         if plan.is_empty() {
             return Ok(());
         }
+        let session = checkout.session()?;
         let connection = session.connection().clone();
         let transaction = transact(session, &self.prefix, &self.waiters, &plan, batch);
         let outcome = connection.within_limit(transaction).await;
-        let effects = self.lazy_session.settle(outcome)?;
+        let effects = checkout.settle(outcome)?;
+        drop(checkout);
         self.waiters.apply(effects);
         Ok(())
     }

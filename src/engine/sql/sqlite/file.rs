@@ -144,7 +144,7 @@ impl File {
         loop {
             match self.try_open().await {
                 // The change to the write-ahead log needs exclusive access, and SQLite does not wait for that.
-                Err(failure) if failure.kind() != Kind::Permanent && !deadline.is_past() => {
+                Err(failure) if matches!(failure.kind(), Kind::Busy | Kind::Broken) && !deadline.is_past() => {
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(2..25))).await;
                 }
                 outcome => return outcome,
@@ -169,6 +169,9 @@ impl File {
             .synchronous(SqliteSynchronous::Normal)
             // The number of pages after which the log is copied into the file. Only this waits for the disk.
             .pragma("wal_autocheckpoint", "4000")
+            // In bytes, more than these pages. While a reader is active, the log may be larger. It is truncated when the reader
+            // has ended.
+            .pragma("journal_size_limit", "8388608")
             .thread_name(|id| format!("holdfast-sqlite-{id}"))
             .disable_statement_logging();
         let mut connection = options.connect().await.map_err(|error| self.failure(error))?;
@@ -177,6 +180,9 @@ impl File {
             .await
             .map_err(|error| self.failure(error))?;
         let files = Files::at(&self.path);
+        if self.config.own_folder {
+            files.make_private();
+        }
         if before.is_some() && before != files.database() {
             // It is not known which of the two was opened.
             return Err(self.failure(sqlx::Error::WorkerCrashed));
@@ -243,6 +249,11 @@ impl File {
         }
         builder.create(folder)
     }
+}
+
+/// Returns a number that differs from the last one if another connection has committed since.
+pub(super) async fn data_version(connection: &mut SqliteConnection) -> sqlx::Result<i64> {
+    connection.fetch_one("PRAGMA data_version").await?.try_get(0)
 }
 
 async fn text(connection: &mut SqliteConnection, sql: &'static str) -> sqlx::Result<String> {

@@ -6,6 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
+pub(super) use self::system::file_id;
+use self::system::make_private;
+
 /// Device and inode.
 pub(super) type FileId = (u64, u64);
 
@@ -43,6 +46,16 @@ impl Files {
         [&self.path, &self.log, &self.index].map(|path| file_id(path))
     }
 
+    /// Removes the permissions of other users: the names and the metadata of locks are private.
+    pub(super) fn make_private(&self) {
+        for path in [&self.path, &self.log, &self.index] {
+            // SQLite creates the log and its index with the rights of the database. A file that is gone was deleted meanwhile.
+            if let Err(error) = make_private(path) {
+                tracing::debug!(path = %path.display(), %error, "the rights of other users were not taken away");
+            }
+        }
+    }
+
     /// Returns the id of the database.
     pub(super) fn database(&self) -> Option<FileId> {
         self.ids[0]
@@ -61,13 +74,36 @@ impl Files {
 }
 
 #[cfg(unix)]
-pub(super) fn file_id(path: &Path) -> Option<FileId> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
+mod system {
+    use std::fs::{Permissions, metadata, set_permissions};
+    use std::io;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::Path;
+
+    use super::FileId;
+
+    pub(crate) fn file_id(path: &Path) -> Option<FileId> {
+        metadata(path).ok().map(|file| (file.dev(), file.ino()))
+    }
+
+    pub(super) fn make_private(path: &Path) -> io::Result<()> {
+        set_permissions(path, Permissions::from_mode(0o600))
+    }
 }
 
-/// Windows refuses to delete or replace a file that SQLite has open.
+/// Windows refuses to delete or replace a file that SQLite has open. The files there have the rights of the user's folder.
 #[cfg(not(unix))]
-pub(super) fn file_id(_path: &Path) -> Option<FileId> {
-    None
+mod system {
+    use std::io;
+    use std::path::Path;
+
+    use super::FileId;
+
+    pub(crate) fn file_id(_path: &Path) -> Option<FileId> {
+        None
+    }
+
+    pub(super) fn make_private(_path: &Path) -> io::Result<()> {
+        Ok(())
+    }
 }

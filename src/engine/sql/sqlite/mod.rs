@@ -83,6 +83,7 @@ impl SqliteEngine {
         let writer = Writer {
             file,
             verbs: verbs.clone(),
+            version: None,
         };
         let writer = Task::spawn(None, writer.run(receiver));
         Ok(Arc::new(SqliteEngine {
@@ -144,7 +145,7 @@ impl Engine for SqliteEngine {
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let first = Page::first(&self.verbs.prefix, prefix);
-        self.calls.list(first, page_timeout).await
+        self.calls.list(first, page_timeout, &self.address()).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

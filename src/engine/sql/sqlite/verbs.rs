@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::statements::{Answers, Statements, Transaction};
 use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
@@ -108,6 +108,11 @@ impl Verbs {
                 }
                 let key = claim.keys()[index].clone();
                 if let Some(liveness) = liveness {
+                    // A claim of one name has no reservations.
+                    let (before, all) = match claim.keys() {
+                        [_] => (self.names(&[]), self.names(&[])),
+                        keys => (self.names(&keys[..index]), names),
+                    };
                     let address = self.wakeup.address(&claim.owner);
                     let answers = transaction
                         .run(&self.statements.enqueue, last, |q| {
@@ -118,6 +123,8 @@ impl Verbs {
                                 .bind(address.and_then(|address| address.port).map(i64::from))
                                 .bind(address.map(|address| address.id as i64))
                                 .bind(now - EXPIRED_POSITION_KEPT_MS)
+                                .bind(before)
+                                .bind(all)
                         })
                         .await?;
                     read_addresses(&answers, to_wake)?;
@@ -170,9 +177,19 @@ impl Verbs {
             .min(MAX_KEEP_MS);
         let pairs = claims.iter().flat_map(|claim| {
             let owner = claim.owner.as_str();
-            claim.keys().iter().map(move |key| (self.hexadecimal(key), owner))
+            // A waiter of several names has reservations.
+            let reserved: &[&str] = if claim.waiting && claim.keys().len() > 1 {
+                &["", "-next"]
+            } else {
+                &[""]
+            };
+            let of_name = move |key| {
+                let name = self.hexadecimal(key);
+                reserved.iter().map(move |end| format!("[\"{name}\",\"{owner}{end}\"]"))
+            };
+            claim.keys().iter().flat_map(of_name)
         });
-        let pairs: Vec<String> = pairs.map(|(name, owner)| format!("[\"{name}\",\"{owner}\"]")).collect();
+        let pairs: Vec<String> = pairs.collect();
         let answers = call
             .transaction
             .run(&self.statements.release, call.last, |q| {
@@ -210,6 +227,19 @@ impl Verbs {
             .run(&self.statements.sweep, true, |q| q.bind(EXPIRED_POSITION_KEPT_MS))
             .await?;
         Ok(answers.iter().any(|answer| answer.changed >= SWEEP_LIMIT))
+    }
+
+    /// Returns the waiters of this engine that are the first in the queue of a free name. Only reads.
+    pub(super) async fn next_waiters(&self, connection: &mut SqliteConnection) -> sqlx::Result<Vec<Address>> {
+        let owners = self.wakeup.owners();
+        let answers = Transaction::new(connection)
+            .read(&self.statements.next_waiters, |q| q.bind(owners))
+            .await?;
+        let address = |row: &SqliteRow| {
+            let id = row.try_get::<i64, _>(0)? as u64;
+            Ok(Address { port: None, id })
+        };
+        rows(&answers, 0).iter().map(address).collect()
     }
 
     pub(super) async fn inspect(&self, transaction: &mut Transaction<'_>, key: &Key) -> sqlx::Result<Option<LockInfo>> {
@@ -261,8 +291,11 @@ impl Verbs {
 
     /// Returns several names as one argument, in hexadecimal: JSON has no bytes, and SQLite's JSON text ends at a zero.
     fn names(&self, keys: &[Key]) -> String {
-        let names: Vec<String> = keys.iter().map(|key| self.hexadecimal(key)).collect();
-        format!("[\"{}\"]", names.join("\",\""))
+        let names: Vec<String> = keys
+            .iter()
+            .map(|key| format!("\"{}\"", self.hexadecimal(key)))
+            .collect();
+        format!("[{}]", names.join(","))
     }
 
     fn hexadecimal(&self, key: &Key) -> String {

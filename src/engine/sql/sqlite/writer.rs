@@ -3,50 +3,110 @@
 //! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
 //! same time share a transaction. `sql/jobs.rs` has their order.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
-use super::error::{Failure, Kind};
-use super::file::File;
+use super::error::Failure;
+use super::file::{File, data_version};
 use super::statements::Transaction;
 use super::verbs::{Call, Verbs};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
 use crate::engine::sql::udp_wakeup::Address;
+use crate::event_loop::unless_it_panics;
 
 /// The time without a call after which the writer removes expired rows. Calls remove some of them, too.
 const SWEEP_PAUSE: Duration = Duration::from_secs(60);
 /// The pause between two sweeps while there is more to remove.
 const SWEEP_AGAIN: Duration = Duration::from_millis(50);
 
+/// How often the writer checks for commits of others while calls of this engine wait. In another container than theirs it
+/// receives no datagrams.
+const CHECK_PAUSE: Duration = Duration::from_millis(50);
+const FAILED_CHECK_PAUSE: Duration = Duration::from_millis(500);
+
 /// The connection and what the calls need.
 pub(super) struct Writer {
     pub file: File,
     pub verbs: Arc<Verbs>,
+    /// The version of the data at the last check of the waiters.
+    pub version: Option<i64>,
 }
 
 impl Writer {
     /// Executes jobs until the last sender is gone, then closes the file.
     pub(super) async fn run(mut self, mut jobs: Receiver) {
-        let mut batch = Vec::new();
-        let mut pause = SWEEP_PAUSE;
+        let (mut batch, mut pause) = (Vec::new(), SWEEP_PAUSE);
+        let (mut sweep_at, mut check_at) = (Instant::now() + pause, Instant::now());
         loop {
+            let checks = self.verbs.wakeup.has_waiters();
+            let until = if checks { check_at.min(sweep_at) } else { sweep_at };
             let next = tokio::select! {
                 biased;
                 () = self.file.outdated() => {
                     self.file.reopen().await;
                     continue;
                 }
-                next = timeout(pause, jobs.next(&mut batch)) => next,
+                next = timeout_at(until, jobs.next(&mut batch)) => next,
             };
             match next {
-                Ok(true) => self.execute(&mut batch).await,
+                Ok(true) => {
+                    let step = self.execute(&mut batch);
+                    if unless_it_panics(pin!(step)).await.is_none() {
+                        batch.clear();
+                        self.file.close().await;
+                    }
+                    sweep_at = Instant::now() + pause;
+                }
                 Ok(false) => break,
-                Err(_) => pause = if self.sweep().await { SWEEP_AGAIN } else { SWEEP_PAUSE },
+                Err(_) if sweep_at <= Instant::now() => {
+                    pause = if self.sweep().await { SWEEP_AGAIN } else { SWEEP_PAUSE };
+                    sweep_at = Instant::now() + pause;
+                }
+                Err(_) => {}
+            }
+            if checks && check_at <= Instant::now() {
+                let began = Instant::now();
+                let pause = if self.check().await {
+                    CHECK_PAUSE
+                } else {
+                    FAILED_CHECK_PAUSE
+                };
+                check_at = Instant::now() + pause.max(began.elapsed() * 10);
             }
         }
         self.file.close().await;
+    }
+
+    /// Wakes the waiters of this engine that are next, if another connection has committed since the last check. `false`: it
+    /// failed.
+    async fn check(&mut self) -> bool {
+        let Ok((connection, fresh)) = self.file.connection().await else {
+            return false;
+        };
+        self.verbs.wake_all_if(fresh);
+        let checked = async {
+            let version = Some(data_version(connection).await?);
+            if std::mem::replace(&mut self.version, version) == version {
+                return Ok(Vec::new());
+            }
+            self.verbs.next_waiters(connection).await
+        };
+        match checked.await {
+            Ok(next) => {
+                self.verbs.wakeup.wake(&next).await;
+                true
+            }
+            Err(error) => {
+                self.version = None;
+                let failure = self.file.failure(error);
+                tracing::debug!(error = %failure, "a check of the waiters failed");
+                self.file.recover(&failure).await;
+                false
+            }
+        }
     }
 
     /// Removes some expired rows. Returns whether there may be more.
@@ -71,7 +131,7 @@ impl Writer {
 
     async fn execute(&mut self, batch: &mut Vec<Job>) {
         let outcome = self.transact(batch).await;
-        if batch.len() > 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Permanent) {
+        if batch.len() > 1 && outcome.as_ref().is_err_and(Failure::may_be_of_one_call) {
             // One job may be the cause: execute each on its own, so that the others do not fail with it.
             for mut job in batch.drain(..) {
                 let outcome = self.transact(std::slice::from_mut(&mut job)).await;

@@ -49,8 +49,6 @@ pub(super) enum Single {
     Hello,
     /// The fast path itself. The answer to SUBSCRIBE is a push or an error.
     Subscribe,
-    /// The fast path itself, after `seed_counter.lua`.
-    Seed,
     /// No caller: a record. It is sent again if the server does not know the script.
     Record(Box<Cmd>),
     /// No caller: a record that was sent with the script's text. The call is the one without the text.

@@ -189,7 +189,7 @@ mod tests {
             let mut state = state();
             for claim in &claims {
                 let batch = state.batch_for(Kind::Acquire, Some(&claim.owner));
-                std::mem::forget(batch.add_acquisition(&Layout::new("lock:"), claim));
+                std::mem::forget(batch.add_acquisition(&Layout::new("lock:", true), claim));
             }
             state.waiting.clear();
             state.seal();

@@ -10,6 +10,7 @@ use crate::model::{Claim, Key, Process, Ttl};
 
 pub(in super::super) static RELEASE: BatchRelease = BatchRelease {
     script: || &RELEASE_MANY,
+    last: None,
     parts: [Part::Queue, Part::Fence],
     to: CHANNEL_PREFIX,
 };
@@ -39,7 +40,7 @@ fn sent(
     claims: &[Claim],
     mut add: impl FnMut(&mut Batch, &Layout, &Claim) -> oneshot::Receiver<RedisResult<Outcome>>,
 ) -> (SentBatch, Outcomes) {
-    let (mut batch, layout, mut out) = (Batch::new(kind), Layout::new("lock:"), Vec::new());
+    let (mut batch, layout, mut out) = (Batch::new(kind), Layout::new("lock:", true), Vec::new());
     let outcomes = claims.iter().map(|claim| add(&mut batch, &layout, claim)).collect();
     assert!(batch.size() > 0);
     let sent = batch.write(&mut out);
@@ -161,7 +162,7 @@ impl ReplySink for Received {
 #[test]
 fn a_vote_receives_each_reply_in_order_or_an_error() {
     let claims = claims(2);
-    let (mut batch, layout, mut out) = (Batch::new(Kind::Vote), Layout::new("lock:"), Vec::new());
+    let (mut batch, layout, mut out) = (Batch::new(Kind::Vote), Layout::new("lock:", true), Vec::new());
     let received: Arc<Received> = Arc::default();
     for (claim, first) in claims.iter().zip([10, 20]) {
         batch.add_vote(

@@ -69,7 +69,7 @@ async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
         }
     };
     let limit = Duration::from_secs(60);
-    let fast_path = FastPath::new(stream, session, Some(7), Layout::new("lock:"), limit).unwrap();
+    let fast_path = FastPath::new(stream, session, Some(7), Layout::new("lock:", true), limit).unwrap();
     let messages = Arc::new(Mutex::new(Vec::new()));
     let received = messages.clone();
     let handler = move |message: &[u8]| received.lock().unwrap().push(format!("message {message:?}"));

@@ -63,6 +63,7 @@ impl Quorum {
                 NodeRequest {
                     is_plain: is_plain
                         && fast_path.as_ref().is_some_and(|fast_path| fast_path.is_plain())
+                        && !node.refuses_scripts()
                         && node.is_probably_current(floor),
                     fast_path,
                     confirmed: AtomicU8::new(0),

@@ -58,9 +58,11 @@ impl Quorum {
     ///
     /// # Behavior
     /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a permit: nothing is sent for them,
-    /// and dropping one removes it from the queue.
+    /// and dropping one removes it from the queue. An attempt right after a release is delayed, so that waiting services are
+    /// granted the name first.
     pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
         let attempt = async {
+            self.turns.wait(claim.keys()).await;
             let permit = self.attempts.permit(&claim.keys()[0]).await;
             // Boxed, so that a call that waits for its permit is small.
             Box::pin(self.attempt(claim, permit)).await

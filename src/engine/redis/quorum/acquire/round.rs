@@ -137,6 +137,7 @@ impl Round {
     /// Handles the reply of the script, or the failure of its call.
     pub(super) fn script_replied(self: &Arc<Self>, index: usize, answer: std::result::Result<Value, Failure>) {
         let names = self.claim.keys().len();
+        self.quorum.nodes[index].script_answered(&answer);
         self.vote_arrived(
             index,
             answer.and_then(|answer| self.quorum.nodes[index].read_vote(&answer, names)),

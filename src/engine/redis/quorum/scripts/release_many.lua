@@ -5,7 +5,8 @@
 --         2n+1 .. 3n     their metadata companions
 -- ARGV    1  the prefix of the waiters' channels, before the lock key
 --         2 .. n+1       the owner tokens
--- Answer  n if every owner held its name; else for each name 1 if its owner held it, 0 if not, or -1 if the release failed
+-- Answer  n if every owner held its name, and no message was received; else for each name 1 if its owner held it, 0 if not, and 2
+--         more for each connection that its message has reached; or -1 if the release failed
 
 local n, to = #KEYS / 3, ARGV[1]
 
@@ -17,17 +18,20 @@ for i = 1, n do
   local holder = holders[i]
   simple = simple and holder and not records[i] and string.sub(holder, 1, 33) == ARGV[i + 1] .. '.'
 end
+local answers = {}
 if simple then
+  local received = 0
   for i = 1, n do
-    redis.call('PUBLISH', to .. KEYS[i], '')
+    local receivers = redis.call('PUBLISH', to .. KEYS[i], '')
+    received = received + receivers
+    answers[i] = 1 + 2 * receivers
   end
   redis.call('DEL', unpack(KEYS))
-  return n
+  return received == 0 and n or answers
 end
 
-local answers = {}
 for i = 1, n do
-  local done, held = pcall(release_one, KEYS[i], KEYS[n + i], KEYS[n + n + i], ARGV[i + 1], to, '0')
-  answers[i] = done and (held and 1 or 0) or -1
+  local done, held, receivers = pcall(release_one, KEYS[i], KEYS[n + i], KEYS[n + n + i], ARGV[i + 1], to, '0')
+  answers[i] = done and (held and 1 or 0) + 2 * receivers or -1
 end
 return answers

@@ -1,5 +1,5 @@
 -- Releases a name on this node if the owner holds it by any of its attempts, and notifies the waiters. Returns whether the owner
--- held the name. This file comes before the scripts that release.
+-- held the name, and how many connections the message has reached. This file comes before the scripts that release.
 --
 -- `keep`: for how many ms the name stays busy, as text; '0': it is free at once.
 --
@@ -11,17 +11,17 @@ local MARKED_MS = 3600000
 local function release_one(key, fence, metadata, owner, to, keep)
   local holder, mine = redis.call('GET', key), owner .. '.'
   if not holder or string.sub(holder, 1, #mine) ~= mine then
-    return false
+    return false, 0
   end
   -- Before the writes: a failure must leave the name unchanged.
   local record = redis.call('GET', fence)
-  redis.call('PUBLISH', to .. key, '')
+  local receivers = redis.call('PUBLISH', to .. key, '')
   if keep ~= '0' then
     -- Busy for every claim, also for this owner: no attempt has such a value.
     redis.call('SET', key, owner .. '-kept', 'PX', keep)
     redis.call('PEXPIRE', metadata, keep)
     redis.call('PEXPIRE', fence, string.format('%.0f', keep + MARKED_MS))
-    return true
+    return true, receivers
   end
   redis.call('DEL', key, metadata)
   -- A lock that was released right after the grant has no record, and no renewal in progress.
@@ -32,6 +32,6 @@ local function release_one(key, fence, metadata, owner, to, keep)
       redis.call('PEXPIRE', fence, MARKED_MS)
     end
   end
-  return true
+  return true, receivers
 end
 

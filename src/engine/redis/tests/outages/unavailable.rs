@@ -19,6 +19,8 @@ struct Connections {
     accepted: usize,
     /// The number of silent connections, from the first on.
     silent: usize,
+    /// The delay of every reply.
+    latency: Duration,
 }
 
 impl Proxy {
@@ -43,6 +45,7 @@ impl Proxy {
                 std::thread::spawn(move || pump(from_client, to_server, || ()));
                 std::thread::spawn(move || {
                     pump(server, client, || {
+                        std::thread::sleep(state.0.lock().unwrap().latency);
                         drop(
                             state
                                 .1
@@ -64,6 +67,10 @@ impl Proxy {
     fn speak_again(&self) {
         self.state.0.lock().unwrap().silent = 0;
         self.state.1.notify_all();
+    }
+
+    fn slow_down(&self, latency: Duration) {
+        self.state.0.lock().unwrap().latency = latency;
     }
 
     fn accepted(&self) -> usize {
@@ -293,4 +300,20 @@ async fn a_server_that_refuses_writes_is_a_retryable_error() {
         error.retryable && error.to_string().contains("max number of clients"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn callers_with_less_time_than_a_round_trip_do_not_replace_the_connection() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let proxy = Proxy::before(&server);
+    proxy.slow_down(Duration::from_millis(200));
+    let config = RedisConfig::parse(&format!("redis://127.0.0.1:{}", proxy.port), &settings("lock:")).unwrap();
+    let ours = RedisEngine::connect(config).await.unwrap();
+    let before = proxy.accepted();
+    for _ in 0..20 {
+        let first = claim("n");
+        let attempt = tokio::time::timeout(Duration::from_millis(150), ours.try_acquire(&first));
+        assert!(attempt.await.is_err(), "no answer can be there");
+    }
+    assert_eq!(proxy.accepted(), before);
 }

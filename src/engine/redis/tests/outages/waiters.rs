@@ -153,3 +153,38 @@ async fn a_waiter_without_a_connection_gets_one_later() {
     release(&ours, &holder).await;
     acquire(&ours, &first).await;
 }
+
+#[tokio::test]
+async fn a_refused_subscription_is_repeated() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let mut other = server.other().await;
+    super::super::security::set_user(&mut other, "pw", &[]).await;
+    let url = server.url().replace("://", "://holdfast:pw@");
+    let (ours, theirs) = (engine(&url, "lock:").await, server.engine().await);
+    let (holder, first) = (claim("n"), waiting("n"));
+    acquire(&theirs, &holder).await;
+    let mut first_subscription = enqueue(&ours, &first).await;
+    let channel = format!("holdfast:to:{}", ours.waiters.process);
+    let mut subscribers = async || -> i64 { other.run::<(String, i64)>(&format!("PUBSUB NUMSUB {channel}")).await.1 };
+    assert_eq!(subscribers().await, 1);
+    // The server closes connections with a subscription that the user may not have any more.
+    let mut admin = server.other().await;
+    admin.run::<()>("ACL SETUSER holdfast resetchannels").await;
+    eventually("the new connection has no subscription", async || {
+        let log: Vec<::redis::Value> = admin.run("ACL LOG").await;
+        !log.is_empty()
+    })
+    .await;
+    assert_eq!(subscribers().await, 0);
+    admin.run::<()>("ACL SETUSER holdfast &holdfast:*").await;
+    eventually("the channel is subscribed again", async || subscribers().await == 1).await;
+    eventually("the waiter is in the queue", async || {
+        matches!(ours.try_acquire(&first).await, Ok(Acquired::Held { .. }))
+            && admin.run::<i64>("ZCOUNT holdfast:queue:{lock:n} 0 +inf").await == 1
+    })
+    .await;
+    notified(&mut first_subscription).await;
+    release(&theirs, &holder).await;
+    notified(&mut first_subscription).await;
+    acquire(&ours, &first).await;
+}

@@ -12,6 +12,7 @@ mod faults;
 mod inspect;
 mod late_replies;
 mod tokens;
+mod turns;
 
 /// Returns whether the calls use fast paths. This file is compiled twice: with and without them.
 fn uses_fast_paths() -> bool {

@@ -6,9 +6,12 @@ mod cluster;
 #[cfg(unix)]
 mod cluster_fast_paths;
 mod cluster_nodes;
+mod failover_events;
+mod moving_slots;
 mod replicas;
 mod rights;
 mod sentinel;
+mod sharded;
 
 impl Server {
     /// Starts a replica of this server, and waits until it is connected.

@@ -14,9 +14,11 @@
 //! and which is closed after a minute without a call. A call that a node refuses continues on the ordinary connections.
 
 mod map;
+mod refusal;
 mod sharded_pubsub;
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +31,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::map::{Address, Ranges, SlotMap};
+use self::refusal::{Refusal, refusal};
 pub(in super::super) use self::sharded_pubsub::ShardedSubscription;
 use super::majority::majority_of;
 use crate::backoff::Backoff;
@@ -74,14 +77,6 @@ pub(in super::super) struct Cluster {
     changes: watch::Sender<()>,
 }
 
-/// The error of a node that does not serve the slot.
-enum Refusal {
-    Moved(u16, Address),
-    Ask(Address),
-    /// The slot is moving, or the cluster has no majority.
-    Later,
-}
-
 impl Cluster {
     /// Needs a current runtime.
     pub(in super::super) fn new(config: RedisConfig) -> Arc<Self> {
@@ -109,7 +104,18 @@ impl Cluster {
         slot: u16,
         as_attempt: AsAttempt<'_>,
     ) -> Result<Value, Failure> {
-        self.run_with(script, call, slot, as_attempt, false).await
+        self.run_with(&[(script, call)], slot, as_attempt, false).await
+    }
+
+    /// Runs the first of these scripts that a node executes: each has fewer keys than the one before, for a name whose keys are not
+    /// all on the same node because its slot moves. `behind` as for [`Cluster::run_behind`].
+    pub(in super::super) async fn run_first(
+        self: &Arc<Self>,
+        scripts: &[(&Script, &Cmd)],
+        slot: u16,
+        behind: bool,
+    ) -> Result<Value, Failure> {
+        self.run_with(scripts, slot, None, behind).await
     }
 
     /// Runs a script on the ordinary connection, after all earlier commands on the fast path to the node that executes it. The
@@ -121,23 +127,23 @@ impl Cluster {
         call: &Cmd,
         slot: u16,
     ) -> Result<Value, Failure> {
-        self.run_with(script, call, slot, None, true).await
+        self.run_with(&[(script, call)], slot, None, true).await
     }
 
     /// Runs a script: first on the fast path, where calls have one reply each and no `ASKING`, or `behind` the commands there.
     async fn run_with(
         self: &Arc<Self>,
-        script: &Script,
-        call: &Cmd,
+        scripts: &[(&Script, &Cmd)],
         slot: u16,
         as_attempt: AsAttempt<'_>,
         behind: bool,
     ) -> Result<Value, Failure> {
         let started = Instant::now();
+        let mut scripts = scripts;
         let mut fast = !behind;
         let (mut backoff, mut hops) = (RETRY, 0);
         let mut asked = None;
-        loop {
+        while let [(script, call), smaller @ ..] = scripts {
             let asking = asked.is_some();
             let address = match asked.take() {
                 Some(address) => address,
@@ -161,6 +167,10 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
+            if failure.is_split() && !smaller.is_empty() {
+                scripts = smaller;
+                continue;
+            }
             // `Some`: retry after a pause. This is the error if no time is left.
             let later = match refusal(&failure, &address) {
                 Some(Refusal::Moved(slot, to)) => {
@@ -195,6 +205,7 @@ impl Cluster {
                 tokio::time::sleep(pause).await;
             }
         }
+        Err(Failure::Moving)
     }
 
     /// Returns the connections to the node that serves a slot, by the current map.
@@ -321,15 +332,20 @@ impl Cluster {
         slots.arg("SLOTS");
         let slots = &slots;
         let asking = nodes.into_iter().map(|address| async move {
+            let at = format!("{}:{}", address.0, address.1);
             let call = async {
                 let node = self.node(&address)?;
-                let answer = node.commands.call(slots).await?;
+                let answer = node.commands.call(slots).await;
+                let answer = answer.map_err(|failure| failure.in_cluster(&node.commands.config().address()))?;
                 map::ranges(&answer, &address).ok_or(Failure::Unexpected("CLUSTER SLOTS"))
             };
             match tokio::time::timeout(self.limit() / 4, call).await {
                 Ok(Ok(ranges)) if ranges.is_empty() => Err(Failure::Unserved),
                 Ok(answer) => answer,
-                Err(_) => Err(Failure::timed_out()),
+                Err(_) => Err(Failure::connect(
+                    &at.into(),
+                    io::Error::from(io::ErrorKind::TimedOut).into(),
+                )),
             }
         });
         majority_of(asking).await.map_err(|failures| {
@@ -366,16 +382,6 @@ async fn run_once(
 ) -> Result<Value, Failure> {
     let connection = link.connection().await?;
     link.run_on(&connection, script, call, asking, as_attempt).await
-}
-
-fn refusal(failure: &Failure, redirecting: &Address) -> Option<Refusal> {
-    let (code, redirection) = failure.redirection()?;
-    match (code, redirection) {
-        ("MOVED", Some((text, slot))) => Some(Refusal::Moved(slot, map::address(text, redirecting)?)),
-        ("ASK", Some((text, _))) => Some(Refusal::Ask(map::address(text, redirecting)?)),
-        ("TRYAGAIN" | "CLUSTERDOWN", _) => Some(Refusal::Later),
-        _ => None,
-    }
 }
 
 /// A call in flight. If it is dropped without an answer, the map is read again: the node may have been replaced.

@@ -1,7 +1,7 @@
 //! Hand-offs: the transaction that releases a name makes the first waiter the holder, and its process finds that when it polls.
 
 use super::*;
-use crate::engine::Subscription;
+use crate::engine::{Subscription, WAITER_LIVENESS};
 use crate::model::{Fence, Ttl};
 
 /// Waits for a hand-off: a grant in the process that hands off, and otherwise an attempt. Returns its token.
@@ -43,7 +43,7 @@ async fn a_release_makes_the_first_waiter_the_holder() {
         "in the same transaction"
     );
     let held = ours.inspect(&key("n")).await.unwrap().unwrap();
-    assert!(held.remaining.unwrap() <= Duration::from_secs(2));
+    assert!(held.remaining.unwrap() <= WAITER_LIVENESS);
     notified(&mut subscription).await;
     assert_eq!(
         subscription.take_hand_off(),

@@ -103,9 +103,11 @@ impl TestDatabase for Database {
         &self.url
     }
 
-    async fn open(&self, url: &str) -> Arc<MysqlEngine> {
-        open(url, &Settings::default()).await
+    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<MysqlEngine> {
+        open(url, settings).await
     }
+
+    const LOGIN_PACKETS: usize = 1;
 
     async fn execute(&mut self, text: &str) {
         self.client.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();

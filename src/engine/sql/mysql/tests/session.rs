@@ -3,8 +3,10 @@
 use super::super::tests::{Database, connect};
 use super::*;
 use crate::engine::Settings;
+use crate::engine::sql::mysql::transaction;
 use crate::engine::sql::server::Session as _;
 use crate::engine::sql::server::tests::{TestDatabase, eventually};
+use crate::engine::sql::server::transaction::Plan;
 
 /// Another server behind the same address, and this server after a restart, assign the same ids to other connections.
 #[tokio::test]
@@ -46,6 +48,25 @@ async fn only_statements_of_the_same_server_are_ended() {
     timeout(Duration::from_secs(10), statement).await.unwrap().unwrap();
 }
 
+/// The server would close the connection.
+#[tokio::test]
+async fn a_packet_that_the_server_refuses_is_not_sent() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let config = MysqlConfig::parse(database.url(), &Settings::default()).unwrap();
+    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
+    let bytes = session.packet_limit;
+    let mut large = Packet::default();
+    large.add(format_args!("SELECT '{}'", "x".repeat(bytes)));
+    let failure = session.run(large, &mut Vec::new()).await.unwrap_err();
+    assert_eq!(failure.kind(), Kind::Permanent);
+    assert!(failure.to_string().contains("max_allowed_packet"), "{failure}");
+    let mut small = Packet::default();
+    small.add(format_args!("SELECT '{}'", "x".repeat(bytes - 100)));
+    session.run(small, &mut Vec::new()).await.unwrap();
+}
+
 /// The next statements of the connection are prepared, too.
 #[tokio::test]
 async fn a_preparation_that_was_cancelled_is_repeated() {
@@ -77,4 +98,29 @@ async fn a_preparation_that_was_cancelled_is_repeated() {
     alter.await.unwrap().unwrap();
     assert!(cancelled.is_err() && session.prepares, "{:?}", cancelled.err());
     assert!(session.prepare(text).await.unwrap());
+}
+
+/// Single statements use the same connections.
+#[tokio::test]
+async fn a_transaction_leaves_no_settings_behind() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let config = MysqlConfig::parse(database.url(), &Settings::default()).unwrap();
+    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
+    let settings = async |session: &mut MysqlSession| {
+        let (mut packet, mut answers) = (Packet::default(), Vec::new());
+        packet.add("SELECT @@SESSION.wait_timeout, @@SESSION.innodb_lock_wait_timeout");
+        session.run(packet, &mut answers).await.unwrap();
+        [0, 1].map(|column| rows(&answers, 0)[0].number(column).unwrap())
+    };
+    let before = settings(&mut session).await;
+    let mut plan = Plan::default();
+    plan.is_brief = true;
+    let mut packet = Packet::default();
+    transaction::begin(&mut packet, &plan);
+    session.run(packet, &mut Vec::new()).await.unwrap();
+    assert_ne!(settings(&mut session).await, before);
+    session.roll_back().await.unwrap();
+    assert_eq!(settings(&mut session).await, before);
 }

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 
 use super::*;
-use crate::engine::sql::server::lazy_session;
+use crate::engine::sql::server::pool;
 use crate::engine::sql::server::single_calls::SingleChanges;
 
 async fn refused(url: &str, settings: &Settings) -> String {
@@ -79,7 +79,7 @@ async fn tables_with_other_columns_or_without_a_key_are_refused_with_their_name(
         .await;
     let message = refused(&database.url, &Settings::default()).await;
     assert!(
-        message.contains("'locks.owner'") && message.contains("option table"),
+        message.contains(".locks.owner'") && message.contains("option table"),
         "{message}"
     );
     database.execute("DROP TABLE locks").await;
@@ -91,6 +91,23 @@ async fn tables_with_other_columns_or_without_a_key_are_refused_with_their_name(
         message.contains("table 'locks'") && message.contains("option table"),
         "{message}"
     );
+}
+
+/// A proxy may share a connection to the server with another program.
+#[tokio::test]
+async fn a_session_with_another_database_uses_the_same_tables() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    acquire(&engine, &claim(&["n"])).await;
+    let mut session = pool::open(&engine.server).await.unwrap();
+    let mut packet = Packet::default();
+    packet.add("USE information_schema");
+    session.run(packet, &mut Vec::new()).await.unwrap();
+    let granted = session.attempt(&attempts(&[claim(&["n"])])).await.unwrap();
+    assert!(granted.fences.is_empty() && granted.held.len() == 1);
+    session.set_up().await.unwrap();
 }
 
 #[tokio::test]
@@ -105,20 +122,6 @@ async fn another_storage_engine_is_refused_with_its_name() {
         message.contains("locks_waiters has the storage engine MEMORY instead of InnoDB: ALTER TABLE locks_waiters"),
         "{message}"
     );
-}
-
-#[tokio::test]
-async fn dropped_tables_are_created_again() {
-    let Some(mut database) = Database::create().await else {
-        return;
-    };
-    let engine = database.engine().await;
-    acquire(&engine, &claim(&["n"])).await;
-    database.execute("DROP TABLE locks, locks_waiters").await;
-    eventually("the tables are there", async || {
-        engine.try_acquire(&claim(&["n"])).await.is_ok()
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -213,10 +216,10 @@ async fn no_call_scans_a_table() {
         assert_eq!(session.change("p", &changes).await.0.unwrap().len(), 64);
     }
     let names: Vec<StoredName> = holders.iter().map(stored).collect();
-    session.check("p", &names, false).await.unwrap();
+    session.check("p", &names, None).await.unwrap();
     let rows = scanned(&mut session).await - before;
     assert!(rows < 1000, "{rows} rows were read by scans");
-    session.check("p", &names, true).await.unwrap();
+    session.check("p", &names, Some(&[])).await.unwrap();
     let alive = "SELECT COUNT(*) FROM locks_waiters WHERE process = 'p' AND alive_until > 0";
     assert_eq!(database.number(alive).await, 4000, "the heartbeat of all positions");
     // The same in transactions.
@@ -242,7 +245,7 @@ async fn locked_rows_are_left_to_a_later_sweep() {
         return;
     };
     let engine = database.engine().await;
-    let mut session = lazy_session::open(&engine.server).await.unwrap();
+    let mut session = pool::open(&engine.server).await.unwrap();
     database
         .execute("INSERT INTO locks (name, fence, expires_at, since) VALUES ('old', 1, 0, 0)")
         .await;

@@ -22,7 +22,8 @@ pub struct PostgresConfig {
     pub(super) target: Target,
     /// The servers without the pooler, for notifications. `None`: those of `target`.
     pub(super) listen: Option<Target>,
-    /// The table of the locks: `name` or `schema.name`. It is checked, and safe inside quotes.
+    /// The table of the locks: `name`, in the schema [`SCHEMA`](super::statements::SCHEMA), or `schema.name`. It is checked, and
+    /// safe inside quotes.
     pub(super) table: String,
     /// The prefix of every name.
     pub(super) key_prefix: String,
@@ -34,6 +35,7 @@ pub struct PostgresConfig {
     pub(super) pass_file: Option<PathBuf>,
     pub(super) warnings: Option<Arc<Warnings>>,
     pub(super) store_timeout: Duration,
+    pub(super) max_connections: Option<u32>,
     pub(super) event_loop: Option<Arc<dyn EventLoop>>,
 }
 
@@ -65,22 +67,14 @@ impl PostgresConfig {
         Ok(PostgresConfig {
             server: target.to_string(),
             listen,
-            table: match &target.schema {
-                Some(schema) if !settings.table.contains('.') => {
-                    let _ = checked_table(&settings.table)?;
-                    let rule =
-                        "must have a `schema` of 1 to 51 letters, digits and underscores, not starting with a digit";
-                    checked_table(&format!("{schema}.{}", settings.table))
-                        .map_err(|_| LockError::invalid("target", rule, "another schema"))?
-                }
-                _ => checked_table(&settings.table)?,
-            },
+            table: checked_table(&settings.table)?,
             target,
             key_prefix: settings.key_prefix.clone().unwrap_or_default(),
             credentials: settings.credentials.clone(),
             pass_file: settings.environment.get("PGPASSFILE").map(PathBuf::from),
             warnings: settings.warnings.clone(),
             store_timeout: settings.store_timeout,
+            max_connections: settings.max_connections,
             event_loop: settings.event_loop.clone(),
         })
     }

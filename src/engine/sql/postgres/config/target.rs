@@ -27,8 +27,6 @@ pub(in crate::engine::sql::postgres) struct Target {
     pub verified: Verified,
     /// Whether there is a pooler. `None`: the URL does not say.
     pub is_pooled: Option<bool>,
-    /// The schema of the table, if the table's name has none.
-    pub schema: Option<String>,
 }
 
 /// One server.
@@ -70,10 +68,25 @@ struct Options {
     ssl_mode: Option<String>,
     /// The values of [`FILE_OPTIONS`].
     files: [Option<String>; 3],
-    schema: Option<String>,
     /// The options of the driver.
     rest: Vec<String>,
 }
+
+/// The usual options, for the error of an unknown one. The driver has more.
+const OPTIONS: [&str; 12] = [
+    "application_name",
+    "connect_timeout",
+    "host",
+    "keepalives",
+    "options",
+    "pooler",
+    "port",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "target_session_attrs",
+];
 
 impl Options {
     fn parse(query: &str) -> Result<Self, &'static str> {
@@ -85,7 +98,8 @@ impl Options {
                 ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = Some(false),
                 ("pooler", _) => return Err("a URL with a value of pooler other than transaction and none"),
                 ("pgbouncer", _) => return Err("a URL with a value of pgbouncer other than true and false"),
-                ("schema", schema) => options.schema = Some(schema.to_owned()),
+                // The schema of Prisma's tables, in which Prisma drops others.
+                ("schema", _) => {}
                 (name, _) if POOL_OPTIONS.contains(&name) => {}
                 ("host", hosts) => options.hosts = hosts.split(',').map(str::to_owned).collect(),
                 ("sslmode", mode) => options.ssl_mode = Some(mode.to_owned()),
@@ -134,7 +148,7 @@ impl Target {
         if let Some(unknown) = options.rest.iter().find(|option| parsed(option).is_err())
             && parsed("").is_ok()
         {
-            return Err(invalid(&unknown_option(&decoded(unknown).0, query)));
+            return Err(invalid(&unknown_option(&decoded(unknown).0, query, &OPTIONS)));
         }
         let mut all = parsed(&options.rest.join("&")).map_err(|_| invalid("a URL that does not parse"))?;
         let mut named = hosts.map_err(invalid)?;
@@ -201,7 +215,6 @@ impl Target {
             tls,
             verified,
             is_pooled: options.is_pooled,
-            schema: options.schema,
         })
     }
 }

@@ -1,11 +1,16 @@
-//! What a connection costs.
+//! What a connection costs, and connections after a panic.
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::super::session::Values;
 use super::super::statements::Sql;
 use super::*;
-use crate::engine::sql::server::lazy_session::{self, open_first};
+use crate::engine::sql::server::pool::{self, open_first};
+use crate::engine::{Credentials, Login};
+use crate::error::EngineError;
 
 /// Tests that drop a reply count the packets, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -43,7 +48,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     let server = PostgresServer::new(config);
     let first = open_first(&server).await.unwrap();
     assert_eq!(first.prepared(), server.statements.all().len());
-    let second = lazy_session::open(&server).await.unwrap();
+    let second = pool::open(&server).await.unwrap();
     assert_eq!(second.prepared(), 0);
     let names: &[&[u8]] = &[b"n"];
     let values: &Values<'_> = &[&names, &"", &1_i64];
@@ -58,7 +63,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     // Without its tables a new connection checks and creates all of them.
     database.execute("DROP TABLE locks, locks_waiters").await;
     assert!(second.query(Sql::Check, values).await.is_err());
-    let third = lazy_session::open(&server).await.unwrap();
+    let third = pool::open(&server).await.unwrap();
     assert_eq!(third.query(Sql::Check, values).await.unwrap().len(), 1);
 }
 
@@ -129,4 +134,54 @@ async fn one_heartbeat_keeps_the_positions_of_all_waiters() {
     eventually("all positions are kept", async || database.number(&alive).await == 200).await;
     let sent = proxy.packets() - sent;
     assert!(sent <= 20, "{sent} packets for 200 waiters");
+}
+
+/// The caller's function runs within the task of a connection, as a driver does.
+#[tokio::test]
+async fn an_engine_whose_task_panicked_opens_its_connections_again() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let asked = is_broken.clone();
+    let credentials = Credentials::new(move || {
+        assert!(!asked.load(SeqCst), "as a bug would");
+        let login = Login {
+            username: Some("holdfast".to_owned()),
+            password: "x".to_owned(),
+        };
+        async { Ok(login) }.boxed()
+    });
+    let settings = Settings {
+        credentials: Some(Arc::new(credentials)),
+        ..Settings::default()
+    };
+    let engine = database.engine_with(settings).await;
+    is_broken.store(true, SeqCst);
+    database.terminate().await;
+    // A statement, a transaction, a read, and a renewal: each opens its connection.
+    let (one, two) = (claim(&["n"]), claim(&["a", "b"]));
+    eventually("each call fails because of the bug", async || {
+        let errors = [
+            engine.try_acquire(&one).await.err(),
+            engine.try_acquire(&two).await.err(),
+            engine.inspect(&key("n")).await.err(),
+            engine.renew(&one, one.ttl).await.err(),
+        ];
+        let is_bug = |error: &Option<EngineError>| {
+            let error = error.as_ref().expect("an error");
+            assert!(error.retryable, "{error}");
+            error.to_string().contains("panicked")
+        };
+        errors.iter().all(is_bug)
+    })
+    .await;
+    is_broken.store(false, SeqCst);
+    eventually("the connections are opened again", async || {
+        let calls = (engine.try_acquire(&one).await, engine.try_acquire(&two).await);
+        matches!(calls, (Ok(Acquired::Granted { .. }), Ok(Acquired::Granted { .. })))
+    })
+    .await;
+    assert_eq!(engine.renew(&one, one.ttl).await.unwrap(), Renewed::Extended);
+    assert!(engine.inspect(&key("n")).await.unwrap().is_some());
 }

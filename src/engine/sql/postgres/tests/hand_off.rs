@@ -5,7 +5,7 @@ use tokio_postgres::Row;
 use super::session::Values;
 use super::statements::Sql;
 use super::*;
-use crate::engine::{HandOff, Subscription};
+use crate::engine::{HandOff, Subscription, WAITER_LIVENESS};
 use crate::model::Ttl;
 
 const LISTENING: &str =
@@ -61,11 +61,11 @@ async fn a_release_makes_the_first_waiter_the_holder() {
     );
     let HandOff { fence, until } = granted(&mut subscription).await;
     assert!(fence > before);
-    assert!(until < crate::clock::Moment::now() + Duration::from_secs(2));
+    assert!(until < crate::clock::Moment::now() + WAITER_LIVENESS);
     let info = ours.inspect(&key("n")).await.unwrap().unwrap();
     assert_eq!((info.fence, info.waiting), (Some(fence), Some(0)));
     assert_eq!(info.holder.unwrap().process, *next.process);
-    assert!(info.remaining.unwrap() <= Duration::from_secs(2));
+    assert!(info.remaining.unwrap() <= WAITER_LIVENESS);
     assert_eq!(theirs.renew(&next, next.ttl).await.unwrap(), Renewed::Extended);
     assert!(ours.inspect(&key("n")).await.unwrap().unwrap().remaining.unwrap() > LONG / 2);
     assert_eq!(release(&theirs, &next).await, Released::Freed);
@@ -226,7 +226,8 @@ async fn a_release_hands_off_in_one_statement() {
         Some(second.owner.as_str())
     );
     assert!(rows[0].get::<_, i64>(4) as u64 > granted.0);
-    assert_eq!(rows[0].get::<_, i64>(6) - rows[0].get::<_, i64>(5), 2_000_000);
+    let lasts_us = rows[0].get::<_, i64>(6) - rows[0].get::<_, i64>(5);
+    assert!((2_000_000..=4_500_000).contains(&lasts_us), "{lasts_us} µs");
     assert_eq!(release(&theirs, &second).await, Released::Freed);
 }
 

@@ -90,9 +90,12 @@ impl TestDatabase for Database {
         &self.url
     }
 
-    async fn open(&self, url: &str) -> Arc<PostgresEngine> {
-        open(url, &Settings::default()).await
+    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<PostgresEngine> {
+        open(url, settings).await
     }
+
+    // A question for TLS, and the login.
+    const LOGIN_PACKETS: usize = 2;
 
     async fn execute(&mut self, text: &str) {
         Database::execute(self, text).await;
@@ -132,9 +135,19 @@ impl TestDatabase for Database {
 
 server_tests!(Database);
 
-/// Connects as another program.
-async fn connect(url: &str) -> Client {
+/// Connects as another program, with the settings of the server.
+async fn connect_plainly(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
+    client
+}
+
+/// Connects as another program, which finds the tables without their schema.
+async fn connect(url: &str) -> Client {
+    let client = connect_plainly(url).await;
+    client
+        .batch_execute("SET search_path = holdfast, public")
+        .await
+        .unwrap();
     client
 }

@@ -49,8 +49,8 @@ async fn a_locked_row_behind_a_pooler_delays_only_the_calls_for_its_name() {
         let free = claim(&["locked"]);
         acquire(&engine, &free).await;
         release(&engine, &free).await;
-        let program = connect(&url).await;
-        let lock = format!("BEGIN; SELECT FROM locks WHERE name = '{prefix}locked' FOR UPDATE");
+        let program = connect_plainly(&url).await;
+        let lock = format!("BEGIN; SELECT FROM holdfast.locks WHERE name = '{prefix}locked' FOR UPDATE");
         program.batch_execute(&lock).await.unwrap();
         // A statement with one attempt, and a statement with several.
         for count in [0, 8] {
@@ -110,7 +110,7 @@ async fn a_pooler_of_sessions_can_be_declared() {
     busy(&theirs, &next).await;
     let process = &theirs.waiters.process;
     let listening = format!("SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN \"holdfast_{process}\"'");
-    let watcher = connect(&sessions).await;
+    let watcher = connect_plainly(&sessions).await;
     eventually("the engine listens", async || {
         watcher.query_one(&listening, &[]).await.unwrap().get::<_, i64>(0) == 1
     })

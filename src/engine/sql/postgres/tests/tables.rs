@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 
 use super::*;
 use crate::engine::sql::postgres::session::PLAN_AGE;
+use crate::engine::sql::server::pool;
 use crate::model::Ttl;
 
 impl Database {
@@ -41,7 +42,6 @@ async fn a_role_with_the_documented_privileges_is_enough() {
     let Some(database) = Database::create().await else {
         return;
     };
-    database.execute("CREATE SCHEMA app").await;
     let settings = || Settings {
         table: "app.locks".into(),
         ..Settings::default()
@@ -90,11 +90,12 @@ async fn a_missing_privilege_fails_the_connection() {
     database.engine().await;
     let url = database
         .role(&[
+            "USAGE ON SCHEMA holdfast",
             "SELECT, INSERT, UPDATE, DELETE ON locks",
             "SELECT, INSERT, UPDATE ON locks_waiters",
         ])
         .await;
-    let text = "lacks the privilege DELETE on \"locks_waiters\" (the user needs";
+    let text = "lacks the privilege DELETE on \"holdfast\".\"locks_waiters\" (the user needs";
     refused(&url, &Settings::default(), text).await;
 }
 
@@ -133,23 +134,106 @@ async fn tables_with_other_columns_are_a_permanent_error() {
     let Some(database) = Database::create().await else {
         return;
     };
-    database.execute("CREATE TABLE locks (name bytea PRIMARY KEY)").await;
+    database
+        .execute("CREATE SCHEMA holdfast; CREATE TABLE holdfast.locks (name bytea PRIMARY KEY)")
+        .await;
     let text = "[42703] (a table of this name is not one of holdfast";
     refused(&database.url, &Settings::default(), text).await;
 }
 
+/// The `search_path` of a session is that of another program behind a pooler, or that of the role.
 #[tokio::test]
-async fn dropped_tables_are_created_again() {
+async fn engines_with_different_search_paths_use_the_same_table() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    database.execute("CREATE SCHEMA other").await;
+    let with_path = format!("{}?options=-c%20search_path%3Dother", database.url);
+    let other = open(&with_path, &Settings::default()).await;
+    acquire(&engine, &claim(&["n"])).await;
+    busy(&other, &claim(&["n"])).await;
+}
+
+/// Not every encoding has the characters of the metadata.
+#[tokio::test]
+async fn metadata_has_any_character_in_a_database_of_any_encoding() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    for encoding in ["LATIN1", "EUC_JP", "SQL_ASCII", "UTF8"] {
+        let name = format!("{}_{}", database.name, encoding.to_lowercase());
+        database
+            .execute(&format!(
+                "CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+            ))
+            .await;
+        let engine = open(&database.url.replace(&database.name, &name), &Settings::default()).await;
+        let (mut emoji, other, mut several) = (claim(&["\u{1f512}"]), claim(&["b"]), claim(&["c", "d"]));
+        emoji.metadata = Some("{\"\u{1f512}\":\"ü\\n\"}".into());
+        several.metadata = emoji.metadata.clone();
+        let claims = [&emoji, &other, &several];
+        join_all(claims.map(|claim| acquire(&engine, claim))).await;
+        for name in ["\u{1f512}", "d"] {
+            let info = engine.inspect(&key(name)).await.unwrap().unwrap();
+            let escaped = "{\"\\ud83d\\udd12\":\"\\u00fc\\n\"}";
+            let expected = if encoding == "UTF8" {
+                emoji.metadata.as_deref()
+            } else {
+                Some(escaped)
+            };
+            assert_eq!(info.metadata.as_deref(), expected, "{encoding}");
+        }
+    }
+}
+
+/// Each statement reads all versions of its rows that the snapshot may need.
+#[tokio::test]
+async fn an_old_snapshot_is_named_in_a_warning() {
     let Some(database) = Database::create().await else {
         return;
     };
     let engine = database.engine().await;
     acquire(&engine, &claim(&["n"])).await;
-    database.execute("DROP TABLE locks, locks_waiters").await;
-    eventually("the tables are there", async || {
-        engine.try_acquire(&claim(&["n"])).await.is_ok()
+    let mut session = pool::open(&engine.server).await.unwrap();
+    // Each block with a handler has a transaction id of its own.
+    let many_versions = "DO $$ BEGIN FOR i IN 1..1200 LOOP \
+         BEGIN FOR j IN 1..10 LOOP UPDATE locks SET pid = j; END LOOP; EXCEPTION WHEN division_by_zero THEN NULL; END; \
+         END LOOP; END $$";
+    let dump = connect(&database.url).await;
+    dump.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM locks")
+        .await
+        .unwrap();
+    let pid: i32 = dump.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    assert_eq!(session.slowness_warning().await.unwrap(), None);
+    database.execute(many_versions).await;
+    let mut warning = None;
+    eventually("the server has counted the versions", async || {
+        warning = session.slowness_warning().await.unwrap();
+        warning.is_some()
     })
     .await;
+    assert!(warning.unwrap().contains(&format!("that of the process {pid}, ")));
+    dump.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(session.slowness_warning().await.unwrap(), None);
+}
+
+/// As with `CREATE SCHEMA … AUTHORIZATION`, and without it.
+#[tokio::test]
+async fn a_role_creates_tables_in_a_schema_of_its_own_or_learns_which_privilege_it_needs() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let url = database.role(&[]).await;
+    let text = "permission denied for database";
+    refused(&url, &Settings::default(), text).await;
+    let advice = "or on the database if the schema is missing: CREATE SCHEMA";
+    refused(&url, &Settings::default(), advice).await;
+    let role = url.split(['/', '@']).nth(2).unwrap();
+    database
+        .execute(&format!("CREATE SCHEMA holdfast AUTHORIZATION {role}"))
+        .await;
+    acquire(&open(&url, &Settings::default()).await, &claim(&["n"])).await;
 }
 
 #[tokio::test]
@@ -276,4 +360,46 @@ async fn inspect_and_a_page_of_a_list_read_no_rows_behind_their_range() {
     let read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_user_tables WHERE relname = 'locks'";
     let read = database.number(read).await;
     assert!((100..20_000).contains(&read), "{read} rows");
+}
+
+/// Other products have the protocol of PostgreSQL, and not its guarantees.
+#[tokio::test]
+async fn another_product_is_refused_by_its_version() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let version = "CockroachDB CCL v23.1.11";
+    let name = &database.name;
+    for text in [
+        "CREATE SCHEMA other".to_owned(),
+        format!("CREATE FUNCTION other.version() RETURNS text LANGUAGE sql AS $$ SELECT '{version}' $$"),
+        format!("ALTER DATABASE {name} SET search_path = other, pg_catalog, public"),
+    ] {
+        database.execute(&text).await;
+    }
+    let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
+    let error = PostgresEngine::connect(config).await.unwrap_err();
+    let text = error.to_string();
+    assert!(
+        !error.retryable && text.contains("this server is CockroachDB (CockroachDB CCL v23.1.11)"),
+        "{text}"
+    );
+    assert_eq!(
+        database
+            .number("SELECT count(*) FROM pg_tables WHERE tablename = 'locks'")
+            .await,
+        0
+    );
+}
+
+/// The error of the first statement is the cause of all others in its transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_empty_database_is_set_up_by_every_first_connection() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    for _ in 0..50 {
+        database.execute("DROP TABLE IF EXISTS locks, locks_waiters").await;
+        database.engine().await.close().await;
+    }
 }

@@ -17,7 +17,7 @@ pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
 use super::{Server, ServerEngine};
-use crate::engine::{Acquired, Engine, Released, Subscription};
+use crate::engine::{Acquired, Engine, Released, Settings, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 /// Declares the tests of the engine for the `TestDatabase` of a dialect.
@@ -32,14 +32,18 @@ macro_rules! server_tests {
             many_uncommitted_rows_do_not_block_other_calls, a_burst_for_a_locked_row_delays_other_calls_once, a_release_that_waits_delays_no_renewal,
             // connections.rs
             an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped, each_connection_is_opened_again_when_it_ends_alone,
+            new_connections_that_hang_delay_no_call, calls_share_the_connections_that_are_allowed, idle_connections_are_closed,
+            silent_connections_delay_no_new_one, a_call_that_gets_no_connection_is_told_which_there_are,
             // distant.rs
             callers_with_a_short_timeout_do_not_fail_the_calls_of_others, a_statement_to_a_distant_server_takes_all_calls,
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
             a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends,
+            waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions,
             // rows.rs
             a_transaction_reads_only_rows_that_it_has_locked, fencing_tokens_grow_when_the_clock_steps_back, a_sweep_removes_old_rows_of_free_names, a_sweep_reads_each_row_once, a_page_of_a_list_reads_a_limited_number_of_rows,
-            the_engine_sweeps,
+            the_engine_sweeps, one_process_sweeps_in_each_interval, dropped_tables_are_created_again_with_a_warning,
+            many_names_with_large_metadata_are_granted_together,
         );
     };
     (@each $database:ty; $($case:ident),* $(,)?) => {
@@ -63,7 +67,10 @@ pub(in crate::engine::sql) trait TestDatabase {
     fn url(&self) -> &str;
 
     /// Opens an engine, through a proxy if the URL is that of one.
-    async fn open(&self, url: &str) -> Arc<ServerEngine<Self::Server>>;
+    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<ServerEngine<Self::Server>>;
+
+    /// The number of packets of a login to the server.
+    const LOGIN_PACKETS: usize;
 
     /// Executes statements as the other program.
     async fn execute(&mut self, text: &str);
@@ -85,6 +92,10 @@ pub(in crate::engine::sql) trait TestDatabase {
 
     /// Returns the expression of a time in the future.
     fn after(ms: u64) -> String;
+
+    async fn open(&self, url: &str) -> Arc<ServerEngine<Self::Server>> {
+        self.open_with(url, &Settings::default()).await
+    }
 
     async fn engine(&self) -> Arc<ServerEngine<Self::Server>> {
         self.open(self.url()).await

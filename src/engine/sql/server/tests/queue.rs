@@ -1,10 +1,13 @@
 //! The positions of waiters.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::Session;
-use super::super::lazy_session::open;
+use super::super::pool::open;
 use super::*;
+use crate::model::Ttl;
+use crate::stall_detector::StallDetector;
 
 /// A check reads how long the lease has lasted, and how many waiters of other processes are ahead of those of this one.
 pub(in crate::engine::sql) async fn a_check_counts_the_waiters_ahead<D: TestDatabase>(database: &mut D) {
@@ -20,7 +23,7 @@ pub(in crate::engine::sql) async fn a_check_counts_the_waiters_ahead<D: TestData
     let mut ages = Vec::new();
     for (engine, ahead) in [(ours, 2), (theirs, 0)] {
         let process = &engine.waiters.process;
-        let checked = session.check(process, &[b"n".to_vec()], false).await.unwrap();
+        let checked = session.check(process, &[b"n".to_vec()], None).await.unwrap();
         let name = &checked.names[0];
         assert!(name.has_waiters);
         assert_eq!(name.ahead, ahead);
@@ -91,4 +94,39 @@ pub(in crate::engine::sql) async fn a_waiter_behind_a_dead_process_is_served_whe
     }
     took.sort();
     assert!(took[1] < Duration::from_millis(1500), "{took:?}");
+}
+
+/// The heartbeats for a waiter with a long ttl go on meanwhile.
+pub(in crate::engine::sql) async fn waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions<
+    D: TestDatabase,
+>(
+    database: &mut D,
+) {
+    let (ours, theirs) = (&database.engine().await, &database.engine().await);
+    let detector = Arc::new(StallDetector::new(|| {}));
+    theirs.watch_event_loop(&detector);
+    let mut subscriptions = Vec::new();
+    for (name, ttl_s) in [("x", 3), ("y", 300)] {
+        acquire(ours, &claim(&[name])).await;
+        let mut waiter = waiting(&[name]);
+        waiter.ttl = Ttl::clamped(Duration::from_secs(ttl_s));
+        subscriptions.push(theirs.subscribe(&waiter, &key(name)).await.unwrap());
+        busy(theirs, &waiter).await;
+    }
+    detector.ping();
+    let alive = async |database: &mut D, name: &str| {
+        let now = D::ago(0);
+        let text = format!("SELECT COUNT(*) FROM locks_waiters WHERE name = '{name}' AND alive_until > {now}");
+        database.number(&text).await == 1
+    };
+    eventually("the position has expired", async || !alive(database, "x").await).await;
+    // Longer than a position without heartbeats.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!alive(database, "x").await);
+    eventually("the other one is kept", async || alive(database, "y").await).await;
+    eventually("it is kept again", async || {
+        detector.responded();
+        alive(database, "x").await
+    })
+    .await;
 }

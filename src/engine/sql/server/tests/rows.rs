@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::super::Session;
-use super::super::lazy_session::open;
+use super::super::pool::open;
 use super::super::single_calls::{Attempt, answer_reads, pages};
 use super::super::transaction::{Plan, Prefix};
-use super::super::upkeep::{SWEEP_LIMIT, Swept};
+use super::super::upkeep::{SWEEP_LIMIT, SWEEP_ROW, Swept};
 use super::*;
 use crate::engine::contract::PAGE;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::{Job, Reply};
+use crate::engine::{Renewed, Warnings};
 
 /// Returns attempts for one name each.
 pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> Vec<Attempt> {
@@ -186,6 +187,28 @@ pub(in crate::engine::sql) async fn a_page_of_a_list_reads_a_limited_number_of_r
     assert!(page.is_none());
 }
 
+pub(in crate::engine::sql) async fn one_process_sweeps_in_each_interval<D: TestDatabase>(database: &mut D) {
+    let engines = [database.engine().await, database.engine().await];
+    let mut sessions = Vec::new();
+    for engine in &engines {
+        sessions.push(open(&engine.server).await.unwrap());
+    }
+    // Never swept, swept long ago, and before the clock was set back.
+    for due in [None, Some(D::ago(1)), Some(D::after(3_600_000))] {
+        if let Some(due) = due {
+            database.execute(&format!("UPDATE locks SET expires_at = {due}")).await;
+        }
+        let mut claimed = Vec::new();
+        for session in &mut sessions {
+            claimed.push(session.claim_sweep().await.unwrap());
+        }
+        assert_eq!(claimed, [true, false]);
+    }
+    assert!(engines[0].list("", PAGE).await.unwrap().is_empty());
+    assert_eq!(sessions[0].sweep(SWEEP_ROW).await.unwrap().last, None);
+    assert_eq!(count(database, "name = ''").await, 1);
+}
+
 /// A sweep begins some minutes after a call, and continues until it has read all rows.
 pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database: &mut D) {
     let minutes = Duration::from_secs(601);
@@ -200,6 +223,8 @@ pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database:
         // Waits for the end of the last sweep, and starts the time to the next one.
         assert_eq!(engine.inspect(&key("n")).await.unwrap(), None);
         insert(database, [("old".to_owned(), 0, HOURS)]).await;
+        let is_due = format!("UPDATE locks SET expires_at = {} WHERE name = ''", D::ago(1));
+        database.execute(&is_due).await;
         advance(minutes).await;
         eventually("the old row is removed", async || {
             count(database, "name = 'old'").await == 0
@@ -213,5 +238,43 @@ pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database:
     }
     assert_eq!(count(database, "name = 'expired' AND queued = 0").await, 1);
     assert_eq!(count(database, "queued = 1").await, 2, "with waiters, also an old one");
-    assert_eq!(count(database, "1 = 1").await, SWEEP_LIMIT + 3);
+    assert_eq!(count(database, "name <> ''").await, SWEEP_LIMIT + 3);
+}
+
+/// Migration tools drop tables that they do not know.
+pub(in crate::engine::sql) async fn dropped_tables_are_created_again_with_a_warning<D: TestDatabase>(database: &mut D) {
+    let (report, reported) = std::sync::mpsc::channel();
+    let warnings = Warnings::new(move |text| _ = report.send(text.to_owned()));
+    let settings = Settings {
+        warnings: Some(Arc::new(warnings)),
+        ..Settings::default()
+    };
+    let engine = database.open_with(database.url(), &settings).await;
+    let held = claim(&["n"]);
+    acquire(&engine, &held).await;
+    database.execute("DROP TABLE locks, locks_waiters").await;
+    let error = engine.renew(&held, held.ttl).await.unwrap_err();
+    assert!(error.retryable, "the next call creates them: {error}");
+    let text = reported.try_recv().unwrap();
+    assert!(text.contains("were dropped while this service ran"), "{text}");
+    assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Lost);
+    acquire(&engine, &claim(&["n"])).await;
+}
+
+/// The metadata of all names together is larger than a packet that a server accepts.
+pub(in crate::engine::sql) async fn many_names_with_large_metadata_are_granted_together<D: TestDatabase>(
+    database: &mut D,
+) {
+    let settings = Settings {
+        store_timeout: LONG,
+        ..Settings::default()
+    };
+    let engine = database.open_with(database.url(), &settings).await;
+    let names: Vec<String> = (0..1000).map(|index| format!("{index:0>500}ü")).collect();
+    let mut large = claim(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    large.metadata = Some(format!("\"{}ü\"", "x".repeat(16_000)).into());
+    acquire(&engine, &large).await;
+    let info = engine.inspect(&key(&names[999])).await.unwrap().unwrap();
+    assert!(info.metadata.unwrap().len() > 16_000);
+    assert_eq!(release(&engine, &large).await, Released::Freed);
 }

@@ -1,4 +1,4 @@
--- Releases a name of any owner.
+-- Releases a name of any owner. One that is only reserved for a waiter stays reserved.
 --
 -- $1 name
 -- → port, number of its first live waiter
@@ -8,5 +8,5 @@ FROM "{table}_waiters"
 WHERE name = $1 AND alive_until > CAST(round(unixepoch('subsec') * 1000) AS INTEGER)
 ORDER BY ticket
 LIMIT 1;
-DELETE FROM "{table}" WHERE name = $1
+DELETE FROM "{table}" WHERE name = $1 AND owner NOT LIKE '%-next'
 RETURNING expires_at > CAST(round(unixepoch('subsec') * 1000) AS INTEGER);

@@ -8,5 +8,6 @@ SELECT name, expires_at - clock.now, fence, host, pid, since, metadata,
 FROM clock
 CROSS JOIN "{table}" AS held
 WHERE held.name >= $1 AND held.name < $2 AND held.expires_at > clock.now
+  AND held.owner NOT LIKE '%-next'
 ORDER BY held.name
 LIMIT $3;

@@ -1,4 +1,5 @@
--- Releases what claims hold, or keeps it busy for $2 more with an owner that does not exist, and removes their positions.
+-- Releases what claims hold, and what is reserved for them (with `-next` after the owner), and removes their positions. Or keeps
+-- the names busy for $2 more, with an owner that does not exist.
 --
 -- $1 JSON array of [name as a hexadecimal text, owner], one for each name of each claim   $2 time to keep, 0: none
 -- → port, number of the first live waiter of each name that this concerns

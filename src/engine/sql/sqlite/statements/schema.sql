@@ -3,7 +3,8 @@
 -- {table} has only letters, digits and underscores. Times are milliseconds since 1970-01-01 UTC.
 -- Names are arbitrary bytes, and are compared as bytes.
 
--- One row per lease. An expired row has no effect, and later calls remove it.
+-- One row per lease, and per reservation of a waiter of several names: its owner is `<owner>-next`. An expired row has no effect,
+-- and later calls remove it.
 CREATE TABLE IF NOT EXISTS "{table}" (
   name       BLOB    NOT NULL PRIMARY KEY,
   owner      TEXT    NOT NULL,

@@ -1,7 +1,8 @@
 -- Reads the state of the names of a claim. One row per name, in the order of $1.
 --
 -- $1 names: JSON array of hexadecimal texts   $2 owner
--- → now, last fence, held by $2 (NULL: free), lease's end, lease's fence, ends of the first and of the last live position ahead
+-- → now, last fence, held by $2 (NULL: free, or reserved for it), lease's end, lease's fence,
+-- ends of the first and of the last live position ahead
 --
 -- Smaller tickets are ahead of a claim with a position. All tickets are ahead of a claim without one.
 WITH clock (now) AS MATERIALIZED (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER))
@@ -31,5 +32,6 @@ FROM json_each($1) AS claimed
 CROSS JOIN clock
 CROSS JOIN "{table}_fence" AS fence
 LEFT JOIN "{table}_waiters" AS position ON position.owner = $2
-LEFT JOIN "{table}" AS held ON held.name = unhex(claimed.value) AND held.expires_at > clock.now
+LEFT JOIN "{table}" AS held
+  ON held.name = unhex(claimed.value) AND held.expires_at > clock.now AND held.owner <> $2 || '-next'
 ORDER BY claimed.key;

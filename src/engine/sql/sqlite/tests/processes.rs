@@ -101,6 +101,31 @@ async fn child() {
             let (done, slow) = pairs(&engine, NAME, Duration::from_secs(2), role == "queue").await;
             println!("pairs {done} {}", slow.as_micros());
         }
+        #[cfg(unix)]
+        "without descriptors" => {
+            let second = folder.join("second");
+            let connect = || SqliteEngine::connect(config(&second, &Settings::default()));
+            let limit = |rlim_cur| {
+                let limit = libc::rlimit {
+                    rlim_cur,
+                    rlim_max: 1024,
+                };
+                // SAFETY: the function reads the limit during the call.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+            };
+            // New descriptors would have larger numbers.
+            limit(3);
+            let error = connect().await.unwrap_err();
+            let text = error.to_string();
+            assert!(error.retryable && text.contains("Too many open files"), "{text}");
+            assert!(
+                granted(&engine, &claim(&["n"], 60_000)).await,
+                "the open file is usable"
+            );
+            limit(1024);
+            connect().await.unwrap().close().await;
+            println!("it was refused, and then opened");
+        }
         // Acquires the name that follows, and closes without a release.
         role if role.starts_with("acquire ") => {
             println!("granted {}", granted(&engine, &claim(&[&role[8..]], 60_000)).await)

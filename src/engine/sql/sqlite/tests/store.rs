@@ -1,5 +1,6 @@
 //! Tests of the file: several services on it, and errors.
 
+use super::processes::Process;
 use super::*;
 
 #[tokio::test]
@@ -177,17 +178,61 @@ async fn close_answers_earlier_calls_and_later_ones_fail() {
 
 #[tokio::test]
 #[cfg(unix)]
-async fn only_this_user_can_read_the_default_folder() {
+async fn only_this_user_can_read_the_default_store() {
     use std::os::unix::fs::PermissionsExt;
     let folder = folder();
-    let config = SqliteConfig {
-        own_folder: true,
-        ..config(folder.path(), &Settings::default())
+    let path = |name: &str| folder.path().join("deep").join(name);
+    let rights = |path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    // The second time, the folder and the database are those of an earlier version.
+    for _ in 0..2 {
+        let config = SqliteConfig {
+            own_folder: true,
+            ..config(folder.path(), &Settings::default())
+        };
+        let engine = SqliteEngine::connect(config).await.unwrap();
+        assert!(granted(&engine, &claim(&["n"], 1)).await);
+        assert_eq!(rights(path("")), 0o700);
+        for suffix in ["", "-wal", "-shm"] {
+            assert_eq!(rights(path(&format!("locks.sqlite{suffix}"))), 0o600, "{suffix}");
+        }
+        engine.close().await;
+        std::fs::set_permissions(path("locks.sqlite"), PermissionsExt::from_mode(0o644)).unwrap();
+    }
+}
+
+/// Beside a reader of another program SQLite cannot use the log from its beginning again.
+#[tokio::test]
+async fn the_log_is_cut_when_a_reader_has_ended() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    let log = folder.path().join("deep/locks.sqlite-wal");
+    let size = || std::fs::metadata(&log).unwrap().len();
+    let write = async || {
+        let mut ours = claim(&["n"], 60_000);
+        ours.metadata = Some(format!("\"{}\"", "x".repeat(200_000)).into());
+        assert!(granted(&engine, &ours).await);
+        engine.release(&ours, Duration::ZERO).await.unwrap();
     };
-    SqliteEngine::connect(config).await.unwrap();
-    let mode = std::fs::metadata(folder.path().join("deep"))
-        .unwrap()
-        .permissions()
-        .mode();
-    assert_eq!(mode & 0o777, 0o700);
+    let mut reader = raw(folder.path()).await;
+    reader.execute("BEGIN; SELECT count(*) FROM locks").await.unwrap();
+    while size() < 20 << 20 {
+        write().await;
+    }
+    reader.execute("COMMIT").await.unwrap();
+    // The first commits copy the log to the database, and the next one begins a new log.
+    for _ in 0..5 {
+        write().await;
+    }
+    assert!(size() < 10 << 20, "{} bytes", size());
+}
+
+/// Another process: the limit of descriptors concerns the whole process.
+#[tokio::test]
+async fn a_call_without_a_descriptor_is_retryable() {
+    if cfg!(not(unix)) {
+        return;
+    }
+    let folder = folder();
+    let output = Process::start("without descriptors", folder.path()).end();
+    assert!(output.contains("it was refused, and then opened"), "{output}");
 }

@@ -1,8 +1,8 @@
 -- Releases names, and hands each name with a queue off to its first live waiter, as `Ledger::finish` does. Skips rows that another
 -- transaction has locked. Leaves to a transaction: a name whose row has changed since the snapshot of the statement (its queue may have
--- changed), a first waiter that needs a reservation or that may expire before the hand-off ends, and a hand-off of less than $4.
+-- changed), a first waiter that needs a reservation, and a hand-off of less than $4.
 --
--- $1 names   $2 owners   $3 process   $4 how long a hand-off lasts, in milliseconds
+-- $1 names   $2 owners   $3 process   $4 the shortest hand-off, in milliseconds
 -- → name, whether its lease had not expired, whether it was handed off, the owner token of the new holder if it is a waiter of $3, else
 --   NULL; its fencing token, the time of the hand-off and its end in microseconds
 --
@@ -15,19 +15,19 @@ WITH clock AS MATERIALIZED (
   JOIN {locks} AS l ON l.name = c.name AND l.owner = c.owner
   FOR UPDATE OF l SKIP LOCKED
 ), n AS MATERIALIZED (
-  SELECT k.name, w.*, clock.us + w.hold_ms * 1000 AS until_us
+  SELECT k.name, w.*, least(clock.us + w.hold_ms * 1000, (date_part('epoch', w.alive_until) * 1e6)::bigint) AS until_us
   FROM clock CROSS JOIN k
   JOIN {locks} AS s ON s.name = k.name AND s.xmin = k.version
   CROSS JOIN LATERAL (SELECT q.ticket, q.owner, q.process, q.host, q.pid, q.hold_ms, q.alive_until FROM {waiters} AS q
     WHERE q.name = k.name AND q.alive_until > clock.now ORDER BY q.ticket LIMIT 1) AS w
-  WHERE k.queued > 0 AND w.host IS NOT NULL AND w.hold_ms = $4::bigint
-    AND w.alive_until >= clock.now + w.hold_ms * interval '1 millisecond'
+  WHERE k.queued > 0 AND w.host IS NOT NULL AND w.hold_ms >= $4::bigint
+    AND w.alive_until >= clock.now + $4::bigint * interval '1 millisecond'
 ), gone AS (
   DELETE FROM {waiters} AS w USING n WHERE w.ticket = n.ticket
 )
 UPDATE {locks} AS l SET
   owner = n.owner,
-  expires_at = coalesce(clock.now + n.hold_ms * interval '1 millisecond', '-infinity'),
+  expires_at = coalesce(least(clock.now + n.hold_ms * interval '1 millisecond', n.alive_until), '-infinity'),
   fence = CASE WHEN n.owner IS NULL THEN l.fence ELSE greatest(l.fence + 1, clock.us) END,
   since = clock.now,
   host = coalesce(n.host, l.host),

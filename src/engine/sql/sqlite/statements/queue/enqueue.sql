@@ -1,7 +1,9 @@
--- Enters the queue of a name, keeps the position there alive, or moves it there from another name with its ticket.
+-- Enters the queue of a name, keeps the position there alive, or moves it there from another name with its ticket. Reserves the
+-- names before that one, and removes the other reservations of the claim.
 --
 -- $1 owner   $2 name   $3 now   $4 the end of the position's liveness   $5 port   $6 number of the waiter
 -- $7 positions that expired before this are removed
+-- $8 the names before, $9 all names of a claim of several names: JSON arrays of hexadecimal texts
 -- → port, number of the next waiter of the name that the position moves away from, if that name is free
 SELECT next.wake_port, next.wake_id
 FROM "{table}_waiters" AS position
@@ -18,3 +20,10 @@ INSERT INTO "{table}_waiters" (owner, name, alive_until, wake_port, wake_id) VAL
     wake_port = excluded.wake_port, wake_id = excluded.wake_id;
 DELETE FROM "{table}_waiters" WHERE ticket IN
   (SELECT ticket FROM "{table}_waiters" WHERE alive_until < $7 ORDER BY alive_until LIMIT 16);
+INSERT INTO "{table}" (name, owner, fence, expires_at, since, host, pid)
+  SELECT unhex(claimed.value), $1 || '-next', 0, $4, 0, '', 0 FROM json_each($8) AS claimed WHERE true
+  ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at, metadata = NULL;
+DELETE FROM "{table}"
+WHERE owner = $1 || '-next'
+  AND name IN (SELECT unhex(claimed.value) FROM json_each($9) AS claimed)
+  AND name NOT IN (SELECT unhex(claimed.value) FROM json_each($8) AS claimed);

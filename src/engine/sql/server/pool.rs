@@ -1,0 +1,390 @@
+//! The connections for calls.
+//!
+//! `connect` opens the first connection. While a task waits and no connection is idle, one more is opened. It must answer before
+//! it is used. The task uses whichever connection is idle first. The idle connection that was used last is used next. Connections
+//! that are idle for [`IDLE`] are closed, except one.
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::connection::Connections;
+use super::error::{Failure, Kind};
+use super::{Outcome, Server, Session};
+use crate::event_loop::unless_it_panics;
+
+/// The time after a failed attempt to connect during which calls fail with it, if no connection is open.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The time after a failed attempt to connect until another one is made beside open connections.
+const BESIDE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a connection stays open without use, if there is another one.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// The connections of an engine, without one that listens.
+pub(super) struct Pool<S: Server> {
+    server: Arc<S>,
+    state: Mutex<State<S::Session>>,
+    /// Notifies waiting tasks.
+    changes: watch::Sender<()>,
+    closed: CancellationToken,
+    _closing: DropGuard,
+}
+
+struct State<C> {
+    /// Connections without a task, and since when. The last one is used next.
+    idle: Vec<(Instant, C)>,
+    /// The number of open connections, with those in use.
+    open: usize,
+    is_opening: bool,
+    /// Whether a task that closes idle connections runs.
+    is_closing_idle: bool,
+    /// The last failure to connect.
+    failed: Option<(Instant, Failure)>,
+    /// The number of failures to connect.
+    failures: usize,
+    /// The waiting tasks, in their order.
+    waiting: VecDeque<usize>,
+    next_ticket: usize,
+}
+
+/// What a waiting task does next.
+enum Next<C> {
+    Use(C),
+    Fail(Failure),
+    /// Waits for a change, or until then.
+    Wait(Option<Instant>),
+}
+
+/// The position of a waiting task. Dropping it leaves the queue.
+struct Ticket<'a, S: Server> {
+    pool: &'a Pool<S>,
+    number: usize,
+}
+
+impl<S: Server> Drop for Ticket<'_, S> {
+    fn drop(&mut self) {
+        self.pool.state.lock().waiting.retain(|number| *number != self.number);
+        self.pool.changes.send_replace(());
+    }
+}
+
+/// A connection in use. Dropping it returns it, or closes it if statements have no outcome or broke it.
+pub(super) struct Checkout<S: Server> {
+    pool: Arc<Pool<S>>,
+    session: Option<S::Session>,
+    is_settled: bool,
+}
+
+/// Opens a connection within the store timeout, without its set-up.
+pub(in crate::engine::sql) async fn connected<C: Session>(
+    connections: &Connections,
+    connecting: impl Future<Output = Outcome<C>>,
+) -> Outcome<C> {
+    let limit = connections.store_timeout;
+    let opened = timeout(limit, connecting).await;
+    let opened = opened.unwrap_or_else(|_| {
+        let silence = Failure::unanswered(connections, limit, Kind::Broken);
+        Err(match connections.have_answered() {
+            true => silence,
+            false => silence.with_advice("check the host and the port, where another kind of server may be"),
+        })
+    });
+    opened.map_err(Failure::not_sent)
+}
+
+/// Opens a connection within the store timeout. Creates the tables if they are missing.
+pub(in crate::engine::sql) async fn open<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
+    let (connections, limit) = (server.connections(), server.connections().store_timeout);
+    let mut session = connected(connections, server.connect()).await?;
+    if let Ok(ready) = timeout(limit, session.set_up()).await {
+        return ready.map(|()| session).map_err(Failure::not_sent);
+    }
+    drop(session.connection().cancel());
+    Err(Failure::unanswered(connections, limit, Kind::Broken).not_sent())
+}
+
+/// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
+pub(in crate::engine::sql) async fn open_first<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
+    match open(server).await {
+        Err(failure) if failure.kind() == Kind::Pooled => open(server).await,
+        opened => opened,
+    }
+}
+
+impl<S: Server> Pool<S> {
+    /// Creates the pool of an engine with its first connection.
+    pub(super) fn new(server: Arc<S>, first: S::Session) -> Arc<Self> {
+        let closed = CancellationToken::new();
+        Arc::new(Pool {
+            server,
+            state: Mutex::new(State {
+                idle: vec![(Instant::now(), first)],
+                open: 1,
+                is_opening: false,
+                is_closing_idle: false,
+                failed: None,
+                failures: 0,
+                waiting: VecDeque::new(),
+                next_ticket: 0,
+            }),
+            changes: watch::Sender::default(),
+            _closing: closed.clone().drop_guard(),
+            closed,
+        })
+    }
+
+    pub(super) fn connections(&self) -> &Connections {
+        self.server.connections()
+    }
+
+    /// Waits for a connection within the store timeout.
+    pub(super) async fn checkout(self: &Arc<Self>) -> Outcome<Checkout<S>> {
+        let (connections, limit) = (self.connections(), self.connections().store_timeout);
+        if let Ok(outcome) = timeout(limit, self.next_usable()).await {
+            return outcome;
+        }
+        let open = self.state.lock().open;
+        let failure = if open == 0 {
+            Failure::unanswered(connections, limit, Kind::Broken)
+        } else {
+            let others = match open < self.server.most_for_calls() {
+                true => "and no other one could be opened",
+                false => "the maximum",
+            };
+            let message = format!(
+                "no free connection within {} ms: {open} in use, {others}",
+                limit.as_millis()
+            );
+            Failure::new(connections, Kind::Refused, message)
+        };
+        Err(failure.not_sent())
+    }
+
+    async fn next_usable(self: &Arc<Self>) -> Outcome<Checkout<S>> {
+        let mut changes = self.changes.subscribe();
+        let (ticket, mut failures) = {
+            let mut state = self.state.lock();
+            let number = state.next_ticket;
+            state.next_ticket += 1;
+            state.waiting.push_back(number);
+            (Ticket { pool: self, number }, state.failures)
+        };
+        loop {
+            changes.mark_unchanged();
+            match self.next(ticket.number, &mut failures) {
+                Next::Use(session) => {
+                    let mut checkout = Checkout {
+                        pool: self.clone(),
+                        session: Some(session),
+                        is_settled: false,
+                    };
+                    if checkout.is_usable().await {
+                        checkout.is_settled = true;
+                        return Ok(checkout);
+                    }
+                    drop(checkout);
+                    self.close_outdated();
+                    self.state.lock().waiting.push_front(ticket.number);
+                }
+                Next::Fail(failure) => return Err(failure),
+                // The sender lives as long as the pool.
+                Next::Wait(None) => _ = changes.changed().await,
+                Next::Wait(Some(until)) => tokio::select! {
+                    _ = changes.changed() => {}
+                    () = sleep_until(until) => {}
+                },
+            }
+        }
+    }
+
+    /// Returns what the task with this ticket does next. `failures`: the number of failures that it need not report.
+    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next<S::Session> {
+        let mut state = self.state.lock();
+        if state.waiting.front() == Some(&ticket)
+            && let Some((_, session)) = state.idle.pop()
+        {
+            state.waiting.pop_front();
+            drop(state);
+            self.changes.send_replace(());
+            return Next::Use(session);
+        }
+        let is_first = state.open == 0;
+        if let Some((at, failure)) = &state.failed {
+            if is_first && (state.failures > *failures || at.elapsed() < CONNECT_PAUSE) {
+                return Next::Fail(failure.clone());
+            }
+            let until = *at + BESIDE_PAUSE;
+            if !is_first && Instant::now() < until {
+                *failures = state.failures;
+                return Next::Wait(Some(until));
+            }
+        }
+        *failures = state.failures;
+        if !state.is_opening && state.idle.is_empty() && state.open < self.server.most_for_calls() {
+            state.is_opening = true;
+            let (server, closed, pool) = (self.server.clone(), self.closed.clone(), Arc::downgrade(self));
+            let opening = async move {
+                let opening = pin!(opening(server.clone(), !is_first));
+                let opened = closed.run_until_cancelled(unless_it_panics(opening)).await;
+                if let Some(opened) = opened
+                    && let Some(pool) = pool.upgrade()
+                {
+                    pool.opened(opened.unwrap_or_else(|| Err(Failure::panicked(server.connections()))));
+                }
+            };
+            tokio::spawn(opening.boxed());
+        }
+        Next::Wait(None)
+    }
+
+    /// Adds a new connection, or records why there is none.
+    fn opened(self: &Arc<Self>, opened: Outcome<S::Session>) {
+        let mut state = self.state.lock();
+        state.is_opening = false;
+        match opened {
+            Ok(session) => {
+                state.open += 1;
+                drop(state);
+                self.keep(session);
+            }
+            Err(failure) => {
+                tracing::debug!(%failure, "a connection could not be opened");
+                state.failures += 1;
+                state.failed = Some((Instant::now(), failure));
+                drop(state);
+                self.changes.send_replace(());
+            }
+        }
+    }
+
+    /// Makes a connection idle.
+    fn keep(self: &Arc<Self>, session: S::Session) {
+        let mut state = self.state.lock();
+        state.idle.push((Instant::now(), session));
+        let has_waiting = !state.waiting.is_empty();
+        let closes_idle = state.open > 1 && !std::mem::replace(&mut state.is_closing_idle, true);
+        drop(state);
+        if has_waiting {
+            self.changes.send_replace(());
+        }
+        if closes_idle {
+            tokio::spawn(close_idle(Arc::downgrade(self)).boxed());
+        }
+    }
+
+    /// Closes the idle connections that would need a test, because another one has failed it: one after the other, the tests
+    /// would take the time of the tasks that wait.
+    fn close_outdated(&self) {
+        let mut state = self.state.lock();
+        let is_outdated = |(_, session): &mut (Instant, S::Session)| session.connection().is_outdated();
+        let outdated: Vec<_> = state.idle.extract_if(.., is_outdated).collect();
+        state.open -= outdated.len();
+        drop(state);
+        drop(outdated);
+    }
+
+    /// Records the end of a connection.
+    fn forget(&self) {
+        self.state.lock().open -= 1;
+        self.changes.send_replace(());
+    }
+}
+
+/// Opens a connection. `is_beside`: others are open, so it is tested.
+async fn opening<S: Server>(server: Arc<S>, is_beside: bool) -> Outcome<S::Session> {
+    let mut session = open(&server).await?;
+    if is_beside {
+        // A pooler may accept a login, and have no connection to the server.
+        let connection = session.connection().clone();
+        let answered = connection.within_limit(session.ping()).await;
+        answered.map_err(Failure::not_sent)?;
+    }
+    Ok(session)
+}
+
+/// Closes connections that are idle for [`IDLE`], until there is one.
+async fn close_idle<S: Server>(pool: Weak<Pool<S>>) {
+    let mut next = Some(Instant::now() + IDLE);
+    while let Some(at) = next {
+        sleep_until(at).await;
+        let Some((sessions, others)) = pool.upgrade().map(|pool| pool.state.lock().expired()) else {
+            return;
+        };
+        for session in sessions {
+            session.close().await;
+        }
+        next = others;
+    }
+}
+
+impl<C> State<C> {
+    /// Removes connections that are idle for [`IDLE`], except the last one. Returns them, and when the next one may be idle for
+    /// that long. `None`: there is only one.
+    fn expired(&mut self) -> (Vec<C>, Option<Instant>) {
+        let now = Instant::now();
+        let expired = self.idle.iter().take_while(|(since, _)| *since + IDLE <= now).count();
+        let closed = expired.min(self.open.saturating_sub(1));
+        self.open -= closed;
+        self.is_closing_idle = self.open > 1;
+        let sessions = self.idle.drain(..closed).map(|(_, session)| session).collect();
+        let since = self.idle.first().map_or(now, |(since, _)| *since);
+        (sessions, self.is_closing_idle.then_some(since + IDLE))
+    }
+}
+
+impl<S: Server> Checkout<S> {
+    /// Returns the connection. Its statements need [`Checkout::settle`].
+    pub(super) fn session(&mut self) -> Outcome<&mut S::Session> {
+        self.is_settled = false;
+        let connections = self.pool.server.connections();
+        let broken = || Failure::new(connections, Kind::Broken, "the connection is closed".to_owned());
+        self.session.as_mut().ok_or_else(broken)
+    }
+
+    /// Returns the outcome of statements. A failure that breaks the connection closes it.
+    pub(super) fn settle<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
+        let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
+        let server = &self.pool.server;
+        if let Err(failure) = &outcome
+            && failure.kind() == Kind::NoTable
+            && let Some(warnings) = server.warnings()
+        {
+            let address = &server.connections().address;
+            warnings.warn(format!(
+                "the tables of the locks at {address} were dropped while this service ran: the leases in them are lost, and other callers may \
+                 acquire their names. The next call creates the tables again. Migration tools drop tables that they do not know: give \
+                 holdfast a schema or a database of its own with the option table"
+            ));
+        }
+        if outcome.as_ref().is_err_and(is_broken) && self.session.take().is_some() {
+            self.pool.forget();
+        }
+        self.is_settled = true;
+        outcome
+    }
+
+    async fn is_usable(&mut self) -> bool {
+        let Some(session) = &mut self.session else { return false };
+        let connection = session.connection().clone();
+        connection.is_usable(session.ping()).await && session.check_before_use().await
+    }
+}
+
+impl<S: Server> Drop for Checkout<S> {
+    fn drop(&mut self) {
+        match self.session.take() {
+            Some(session) if self.is_settled => self.pool.keep(session),
+            Some(_) => self.pool.forget(),
+            None => {}
+        }
+    }
+}
