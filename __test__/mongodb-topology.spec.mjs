@@ -139,7 +139,7 @@ proxySuite('mongodb', 'servers that do not have every command', {}, (test) => {
 })
 
 // A call of several commands, as on a standalone, may still wait for a new connection: the driver may serve its next command before
-// it has taken back the connection of the last one. One of 60 groups fails there.
+// the connection of the last one is in its pool again. One of 60 groups fails there.
 describe('mongodb: a proxy whose new connections hang', () => {
   it.todo('calls go on with the connections that are open')
 })
