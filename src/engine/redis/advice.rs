@@ -117,7 +117,8 @@ fn of_tls(error: &TlsError) -> Option<&'static str> {
     }
 }
 
-fn tls_error(error: &RedisError) -> Option<&TlsError> {
+/// Returns the error of TLS under an error of the driver.
+pub(super) fn tls_error(error: &RedisError) -> Option<&TlsError> {
     super::error::io_error(error)?.get_ref()?.downcast_ref()
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
-use super::advice::{Kind, WrongServer, explain, explain_sentinel, without_arguments};
+use super::advice::{Kind, WrongServer, explain, explain_sentinel, tls_error, without_arguments};
 use crate::error::EngineError;
 
 /// The engine's name in errors.
@@ -112,15 +112,11 @@ impl Failure {
 
     /// Whether it is an error of TLS, of the server or of each sentinel.
     fn is_of_tls(&self) -> bool {
-        let is_of_tls = |error: &RedisError| {
-            let io = io_error(error).and_then(io::Error::get_ref);
-            io.is_some_and(|inner| inner.is::<rustls::Error>())
-        };
         match self {
-            Failure::Connect { error, .. } | Failure::Call(error) => is_of_tls(error),
+            Failure::Connect { error, .. } | Failure::Call(error) => tls_error(error).is_some(),
             Failure::NoMaster(NoMaster::Unnamed(_, refusals)) => refusals
                 .iter()
-                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if is_of_tls(error))),
+                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if tls_error(error).is_some())),
             _ => false,
         }
     }
@@ -297,9 +293,9 @@ fn code(error: &RedisError) -> &str {
 /// Whether the error is temporary: the same may succeed later without a change by an administrator.
 pub(super) fn passes(error: &RedisError) -> bool {
     match error.kind() {
+        // A bad certificate, or no TLS on the other side.
+        ErrorKind::Io if tls_error(error).is_some() => false,
         ErrorKind::Io => match io_error(error) {
-            // A bad certificate, or no TLS on the other side.
-            Some(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => false,
             Some(io) => !matches!(
                 io.kind(),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
