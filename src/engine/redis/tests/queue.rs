@@ -383,3 +383,18 @@ async fn a_waiter_releases_the_reservation_that_it_kept() {
     release(&ours, &on_b).await;
     assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }
+
+/// The holder of a free name is gone, and its waiter was not notified. A set that waits for a later name must not reserve the free one.
+#[tokio::test]
+async fn a_set_passes_a_free_name_to_its_first_waiter() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+    let (on_a, on_b, first) = (claim("a"), claim("b"), waiting("a"));
+    acquire(&ours, &on_a).await;
+    acquire(&ours, &on_b).await;
+    let _subscription = enqueue(&theirs, &first).await;
+    let set = waiting_for_a_and_b();
+    assert_eq!(other.run::<i64>("DEL lock:a").await, 1);
+    assert!(matches!(ours.try_acquire(&set).await.unwrap(), Acquired::Held { .. }));
+    assert_eq!(other.run::<String>("GET lock:a").await, first.owner.as_str());
+}
