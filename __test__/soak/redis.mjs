@@ -9,20 +9,25 @@ import { sleep } from '../tools.mjs'
 /** Slack for a machine that stalls for a second. */
 const SLACK_MS = 1000
 
-/** Records when the last attempt to acquire each name passes a proxy: `SET`, or the acquire script (four keys). */
+/**
+ * Records when the last attempt to acquire each name passes a proxy: `SET`, or the acquire script. That has four keys, an owner
+ * and a ttl of at least a second; a release with four keys has a shorter number there, or none.
+ */
 function recordAttempts(proxy, prefix) {
   const attempts = new Map()
-  const pattern = new RegExp(`(?:\\$3\\r\\nSET|\\$1\\r\\n4)\\r\\n\\$\\d+\\r\\n(${prefix}[a-z]\\d+)\\r\\n`, 'g')
+  const name = `\\$\\d+\\r\\n(${prefix}[a-z]\\d+)\\r\\n`
+  const script = `\\$1\\r\\n4\\r\\n${name}(?:\\$\\d+\\r\\n[^\\r]+\\r\\n){4}\\$[4-9]\\r\\n\\d+\\r\\n`
+  const pattern = new RegExp(`\\$3\\r\\nSET\\r\\n${name}|${script}`, 'g')
   const rests = new WeakMap()
   proxy.onRequest = (connection, data) => {
     const text = (rests.get(connection) ?? '') + data.toString('latin1')
     const now = performance.now()
     let end = 0
     for (const match of text.matchAll(pattern)) {
-      attempts.set(match[1], now)
+      attempts.set(match[1] ?? match[2], now)
       end = match.index + match[0].length
     }
-    rests.set(connection, text.slice(Math.max(end, text.length - 200)))
+    rests.set(connection, text.slice(Math.max(end, text.length - 500)))
   }
   return attempts
 }
