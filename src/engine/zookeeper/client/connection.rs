@@ -1,0 +1,179 @@
+//! Opens a connection to one server: TCP, TLS, the session, the login.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::jute::Malformed;
+use super::messages::{self, Connected, LOGIN, Request, code};
+use crate::clock::Moment;
+use crate::engine::TlsFiles;
+use crate::engine::tls::{CertificateFault, Verified, client_config};
+
+/// The longest message of a server before the session is open.
+const MAX_GREETING: usize = 4096;
+
+/// A server of the URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) struct Server {
+    pub host: String,
+    pub port: u16,
+}
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Server { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// What a connection needs besides its server.
+#[derive(Clone)]
+pub(in super::super) struct Login {
+    /// The TLS files, for `zookeepers://`.
+    pub tls: Option<TlsFiles>,
+    /// `user:password` of a digest login.
+    pub digest: Option<Arc<str>>,
+    /// The session timeout that is asked for.
+    pub session_timeout: Duration,
+}
+
+/// A session as it is moved to another connection.
+#[derive(Clone, Default)]
+pub(super) struct SessionKey {
+    /// 0: no session.
+    pub id: i64,
+    pub password: Vec<u8>,
+    pub last_zxid: i64,
+}
+
+/// The bytes of a connection, with TLS or without.
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
+
+/// An open connection with a session.
+pub(super) struct Connection {
+    pub stream: Box<dyn Duplex>,
+    pub session: SessionKey,
+    pub timeout: Duration,
+    /// When the request for the session was sent and answered.
+    pub sent: Moment,
+    pub answered: Moment,
+}
+
+/// Why a connection could not be opened.
+#[derive(Debug, Clone)]
+pub(in super::super) struct ConnectFailure {
+    pub text: String,
+    /// Whether the next attempt may succeed without a change of the configuration.
+    pub passes: bool,
+}
+
+pub(super) enum Opened {
+    Connection(Box<Connection>),
+    /// The session has expired.
+    Expired,
+}
+
+/// Opens a connection, and a session or the one of `key`.
+pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Opened, ConnectFailure> {
+    let socket = TcpStream::connect((server.host.as_str(), server.port));
+    let socket = socket.await.map_err(|error| failed("cannot connect", &error))?;
+    let _ = socket.set_nodelay(true);
+    let mut stream: Box<dyn Duplex> = match &login.tls {
+        None => Box::new(socket),
+        Some(files) => Box::new(shake_hands(server, files, socket).await?),
+    };
+    let timeout_ms = i32::try_from(login.session_timeout.as_millis()).unwrap_or(i32::MAX);
+    let request = messages::connect(key.last_zxid, timeout_ms, key.id, &key.password);
+    let sent = Moment::now();
+    let frame = ask(&mut stream, &request).await.map_err(|error| greeting(&error, login))?;
+    let answered = Moment::now();
+    let Connected { timeout_ms, id, password } = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
+    if timeout_ms == 0 {
+        return Ok(Opened::Expired);
+    }
+    if let Some(digest) = &login.digest {
+        let mut request = Vec::new();
+        Request::login(digest).write(LOGIN, &mut request);
+        let refused = "the login was refused: check the user and the password of the URL";
+        let frame = ask(&mut stream, &request).await;
+        let frame = frame.map_err(|error| failed("no answer to the login", &error))?;
+        match messages::head(&frame) {
+            Ok((head, _)) if head.number == LOGIN && head.code == code::OK => {}
+            Ok((head, _)) if head.number == LOGIN => {
+                return Err(ConnectFailure { text: refused.into(), passes: false });
+            }
+            _ => return Err(no_zookeeper()),
+        }
+    }
+    Ok(Opened::Connection(Box::new(Connection {
+        stream,
+        session: SessionKey { id, password, last_zxid: key.last_zxid },
+        timeout: Duration::from_millis(timeout_ms.into()),
+        sent,
+        answered,
+    })))
+}
+
+async fn shake_hands(server: &Server, files: &TlsFiles, socket: TcpStream) -> Result<impl Duplex + use<>, ConnectFailure> {
+    let config = client_config(files, Verified::Full).map_err(|error| ConnectFailure {
+        text: error.to_string(),
+        passes: false,
+    })?;
+    let name = ServerName::try_from(server.host.clone()).map_err(|error| ConnectFailure {
+        text: format!("the host cannot be the name in a certificate: {error}"),
+        passes: false,
+    })?;
+    let connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
+    connected.map_err(|error| {
+        let tls = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+        let advice = match tls.and_then(CertificateFault::of) {
+            Some(CertificateFault::Untrusted) => "; set tls.caFile or tls.ca to the authority of the server's certificate",
+            Some(CertificateFault::OtherName) => "; use a host of the URL that is in the server's certificate",
+            Some(CertificateFault::Expired) => "; renew the certificate of the server, or correct the clock of this machine",
+            None => "; check that the port is the server's secureClientPort",
+        };
+        ConnectFailure { text: format!("no TLS connection: {error}{advice}"), passes: crate::error::is_passing(&error) }
+    })
+}
+
+/// Sends one message on a new connection, and reads one frame.
+async fn ask(stream: &mut dyn Duplex, message: &[u8]) -> io::Result<Vec<u8>> {
+    stream.write_all(message).await?;
+    stream.flush().await?;
+    let length = stream.read_u32().await? as usize;
+    if length > MAX_GREETING {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut frame = vec![0; length];
+    stream.read_exact(&mut frame).await?;
+    Ok(frame)
+}
+
+fn failed(what: &str, error: &io::Error) -> ConnectFailure {
+    ConnectFailure { text: format!("{what}: {error}"), passes: crate::error::is_passing(error) }
+}
+
+/// Describes a server that did not open a session.
+fn greeting(error: &io::Error, login: &Login) -> ConnectFailure {
+    if error.kind() == io::ErrorKind::InvalidData {
+        return no_zookeeper();
+    }
+    let advice = match login.tls {
+        // TLS 1.3: the server checks the client's certificate after the handshake of the client.
+        Some(_) => "the server may require a client certificate (tls.certFile, tls.keyFile), have no quorum, or have too many connections",
+        None => "the server may have no quorum, or too many connections (maxClientCnxns)",
+    };
+    ConnectFailure { text: format!("the server opened no session ({error}): {advice}"), passes: true }
+}
+
+fn no_zookeeper() -> ConnectFailure {
+    let text = "the answer is none of ZooKeeper: check the port, and whether it needs TLS (zookeepers://)";
+    ConnectFailure { text: text.into(), passes: false }
+}

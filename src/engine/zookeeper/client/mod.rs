@@ -1,0 +1,249 @@
+//! A client of ZooKeeper: one session, which moves to another server of the list when its connection breaks.
+//!
+//! # Behavior
+//! The requests of all calls share one connection and are answered in order. A request whose caller was dropped is not sent. A
+//! request that was sent when the connection broke fails: its server may have executed it. One that was not sent waits for the
+//! next connection, and fails when no server of the list can be reached.
+
+mod connection;
+mod evidence;
+mod jute;
+mod messages;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+pub(super) use self::connection::{ConnectFailure, Login, Server};
+pub(super) use self::jute::Malformed;
+pub(super) use self::messages::{Access, Change, Kind, Part, Reply, Request, Stat, code};
+use crate::clock::Moment;
+
+/// The longest request. A server closes the connection for a longer one (`jute.maxbuffer`, 1 MiB by default).
+pub(super) const MAX_REQUEST: usize = 1_000_000;
+
+/// Why a request failed.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
+    /// The server's error.
+    Refused(i32),
+    /// The connection broke before the answer.
+    Broken(Arc<str>),
+    /// No server could be reached. The request was not sent.
+    Unreachable(ConnectFailure),
+    /// The reply could not be read.
+    Malformed,
+    /// The request is longer than the server allows.
+    TooLong,
+    Closed,
+}
+
+impl From<Malformed> for Failure {
+    fn from(_: Malformed) -> Self {
+        Failure::Malformed
+    }
+}
+
+pub(super) type Answer<T = Reply> = Result<T, Failure>;
+
+/// What the client reports, in the order of the connection's messages.
+#[derive(Debug)]
+pub(super) enum Event<'a> {
+    /// A connection is open. It has no watches.
+    Connected,
+    /// A watched node has changed.
+    Node { path: &'a str, change: Change },
+}
+
+/// Receives events and answers on the task of the connection, and must not block.
+pub(super) type EventSink = Box<dyn Fn(Event<'_>) + Send + Sync>;
+type AnswerSink = Box<dyn FnOnce(Answer) + Send>;
+
+/// The receiver of an answer.
+enum Sink {
+    Call(oneshot::Sender<Answer>),
+    Function(AnswerSink),
+    /// A sync for the evidence, and when it was sent.
+    Sync(Moment),
+}
+
+impl Sink {
+    fn is_dropped(&self) -> bool {
+        matches!(self, Sink::Call(call) if call.is_closed())
+    }
+}
+
+struct Pending {
+    request: Request,
+    sink: Sink,
+}
+
+/// The state of the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SessionState {
+    /// 0: there was no session yet.
+    pub id: i64,
+    /// The session timeout that the server has chosen.
+    pub timeout: Duration,
+    /// The session certainly lasts until this moment.
+    pub until: Moment,
+}
+
+/// What the client and the task of its connection share.
+struct Shared {
+    servers: Vec<Server>,
+    login: Login,
+    queue: Mutex<Queue>,
+    wake: Notify,
+    state: watch::Sender<SessionState>,
+    /// The last attempt to connect, if it failed.
+    failure: watch::Sender<Option<ConnectFailure>>,
+    events: OnceLock<EventSink>,
+    /// The server of the connection, or the last one.
+    address: Mutex<String>,
+    closing: CancellationToken,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Requests that go before the others.
+    urgent: VecDeque<Pending>,
+    requests: VecDeque<Pending>,
+    is_closed: bool,
+}
+
+impl Shared {
+    fn send(&self, request: Request, sink: Sink, is_urgent: bool) {
+        let refusal = if request.length() > MAX_REQUEST {
+            Failure::TooLong
+        } else {
+            let mut queue = self.queue.lock();
+            if !queue.is_closed {
+                let pending = Pending { request, sink };
+                if is_urgent { queue.urgent.push_back(pending) } else { queue.requests.push_back(pending) }
+                drop(queue);
+                return self.wake.notify_one();
+            }
+            Failure::Closed
+        };
+        answer(sink, Err(refusal));
+    }
+
+    fn report(&self, event: Event<'_>) {
+        if let Some(sink) = self.events.get() {
+            sink(event);
+        }
+    }
+}
+
+fn answer(sink: Sink, answer: Answer) {
+    match sink {
+        Sink::Call(call) => _ = call.send(answer),
+        Sink::Function(function) => function(answer),
+        Sink::Sync(_) => {}
+    }
+}
+
+/// A client. Dropping it closes the session.
+pub(super) struct Client {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("servers", &self.shared.servers).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Opens a session. Tries each server once.
+    ///
+    /// # Errors
+    /// When no server opens a session.
+    pub(super) async fn connect(servers: Vec<Server>, login: Login) -> Result<Self, ConnectFailure> {
+        let now = Moment::now();
+        let shared = Arc::new(Shared {
+            servers,
+            queue: Mutex::default(),
+            wake: Notify::new(),
+            state: watch::Sender::new(SessionState { id: 0, timeout: login.session_timeout, until: now }),
+            failure: watch::Sender::new(None),
+            events: OnceLock::new(),
+            address: Mutex::default(),
+            closing: CancellationToken::new(),
+            login,
+        });
+        let (mut state, mut failure) = (shared.state.subscribe(), shared.failure.subscribe());
+        let client = Client { shared: shared.clone() };
+        tokio::spawn(Box::pin(session::run(shared)));
+        let failed = tokio::select! {
+            biased;
+            Ok(_) = state.wait_for(|state| state.id != 0) => None,
+            Ok(failed) = failure.wait_for(Option::is_some) => failed.clone(),
+        };
+        failed.map_or(Ok(client), Err)
+    }
+
+    /// Sets the receiver of events. Called once, before the first watch.
+    pub(super) fn set_events(&self, sink: EventSink) {
+        let _ = self.shared.events.set(sink);
+    }
+
+    /// Returns the address of the current server, or of the last one.
+    pub(super) fn address(&self) -> String {
+        self.shared.address.lock().clone()
+    }
+
+    /// Returns the state of the session.
+    pub(super) fn state(&self) -> SessionState {
+        *self.shared.state.borrow()
+    }
+
+    /// Queues a request at once. Requests are executed in the order of these calls.
+    pub(super) fn call(&self, request: Request) -> impl Future<Output = Answer> + Send + use<> {
+        self.enqueue(request, false)
+    }
+
+    /// Queues a request before all that are not urgent and were not sent yet.
+    pub(super) fn call_urgently(&self, request: Request) -> impl Future<Output = Answer> + Send + use<> {
+        self.enqueue(request, true)
+    }
+
+    fn enqueue(&self, request: Request, is_urgent: bool) -> impl Future<Output = Answer> + Send + use<> {
+        let (sender, receiver) = oneshot::channel();
+        self.shared.send(request, Sink::Call(sender), is_urgent);
+        async move { receiver.await.unwrap_or(Err(Failure::Closed)) }
+    }
+
+    /// Queues a request whose answer is received in the order of the connection's events.
+    pub(super) fn call_in_order(&self, request: Request, sink: impl FnOnce(Answer) + Send + 'static) {
+        self.shared.send(request, Sink::Function(Box::new(sink)), false);
+    }
+
+    /// Waits until this session certainly lasts until `end`. `false`: there is another session.
+    pub(super) async fn lasts(&self, session: i64, end: Moment) -> bool {
+        let mut state = self.shared.state.subscribe();
+        let reached = state.wait_for(|state| state.id != session || state.until >= end).await;
+        reached.is_ok_and(|state| state.id == session)
+    }
+
+    /// Ends the session: its ephemeral nodes are deleted. Waits for the end, at most for a second.
+    pub(super) async fn close(&self) {
+        self.shared.closing.cancel();
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.shared.state.closed()).await;
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.shared.closing.cancel();
+    }
+}

@@ -1,0 +1,338 @@
+//! The task of a client: keeps a connection, and reads and writes on it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::connection::{self, ConnectFailure, Connection, Duplex, Opened, SessionKey};
+use super::evidence::Evidence;
+use super::messages::{self, EVENT, Reply, Request, code};
+use super::{Event, Failure, SessionState, Shared, Sink, answer};
+use crate::backoff::Backoff;
+use crate::clock::Moment;
+
+/// The longest message of a server: that of the children of a node with some 100 000 of them.
+const MAX_REPLY: usize = 16 << 20;
+/// How many bytes are encoded before they are written.
+const OUT_LIMIT: usize = 256 << 10;
+/// A server without an answer for this long, or for a sixth of the session timeout, is left.
+const SILENCE: Duration = Duration::from_millis(1500);
+/// The delays between attempts while no server can be reached.
+const RECONNECT: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
+
+/// How a connection has ended.
+enum End {
+    Closed,
+    Broken(Arc<str>),
+}
+
+struct Session {
+    shared: Arc<Shared>,
+    key: SessionKey,
+    next_server: usize,
+}
+
+/// Keeps the client's connection until the client is closed.
+pub(super) async fn run(shared: Arc<Shared>) {
+    // All processes of a service would use the first server of their common list.
+    let next_server = fastrand::usize(..shared.servers.len());
+    let mut session = Session { shared: shared.clone(), key: SessionKey::default(), next_server };
+    let mut backoff = RECONNECT;
+    let failure = loop {
+        let opened = tokio::select! {
+            biased;
+            () = shared.closing.cancelled() => break Failure::Closed,
+            opened = session.open() => opened,
+        };
+        match opened {
+            Ok(connection) => {
+                let began = Instant::now();
+                match session.serve(*connection).await {
+                    End::Closed => break Failure::Closed,
+                    End::Broken(why) => tracing::debug!(%why, address = %shared.address.lock(), "the connection broke"),
+                }
+                // A server may close each connection at once.
+                if began.elapsed() > Duration::from_secs(1) {
+                    backoff.reset();
+                    continue;
+                }
+            }
+            Err(failure) => {
+                fail_queued(&shared, &Failure::Unreachable(failure.clone()));
+                shared.failure.send_replace(Some(failure));
+            }
+        }
+        tokio::select! {
+            () = shared.closing.cancelled() => break Failure::Closed,
+            () = tokio::time::sleep(backoff.delay()) => {}
+        }
+    };
+    shared.queue.lock().is_closed = true;
+    fail_queued(&shared, &failure);
+}
+
+fn fail_queued(shared: &Shared, failure: &Failure) {
+    let (urgent, requests) = {
+        let mut queue = shared.queue.lock();
+        (std::mem::take(&mut queue.urgent), std::mem::take(&mut queue.requests))
+    };
+    for pending in urgent.into_iter().chain(requests) {
+        answer(pending.sink, Err(failure.clone()));
+    }
+}
+
+impl Session {
+    /// Connects to the first server that opens the session.
+    async fn open(&mut self) -> Result<Box<Connection>, ConnectFailure> {
+        let mut failures: Vec<String> = Vec::new();
+        let mut passes = false;
+        for _ in 0..self.shared.servers.len() {
+            let server = self.shared.servers[self.next_server].clone();
+            self.next_server = (self.next_server + 1) % self.shared.servers.len();
+            *self.shared.address.lock() = server.to_string();
+            match self.open_at(&server).await {
+                Ok(connection) => return Ok(connection),
+                Err(failure) => {
+                    passes |= failure.passes;
+                    failures.push(format!("{server}: {}", failure.text));
+                }
+            }
+        }
+        Err(ConnectFailure { text: failures.join("; "), passes })
+    }
+
+    async fn open_at(&mut self, server: &connection::Server) -> Result<Box<Connection>, ConnectFailure> {
+        let login = &self.shared.login;
+        // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
+        let limit = if self.key.id == 0 { login.session_timeout / 2 } else { silence(login.session_timeout) };
+        for _ in 0..2 {
+            let opened = timeout(limit, connection::open(server, login, &self.key)).await;
+            match opened {
+                Ok(Ok(Opened::Connection(connection))) => return Ok(connection),
+                // The server has closed that connection: the next one gets a new session.
+                Ok(Ok(Opened::Expired)) => self.key = SessionKey { last_zxid: self.key.last_zxid, ..SessionKey::default() },
+                Ok(Err(failure)) => return Err(failure),
+                Err(_) => {
+                    let text = format!("no session within {} ms", limit.as_millis());
+                    return Err(ConnectFailure { text, passes: true });
+                }
+            }
+        }
+        Err(ConnectFailure { text: "the server opened no session".into(), passes: true })
+    }
+
+    /// Uses a connection until it breaks or the client is closed.
+    async fn serve(&mut self, connection: Connection) -> End {
+        let Connection { stream, session, timeout, sent, answered } = connection;
+        let (evidence, until) = Evidence::new(timeout, sent, answered);
+        self.key = session;
+        let state = SessionState { id: self.key.id, timeout, until };
+        let shared = self.shared.clone();
+        shared.state.send_modify(|current| {
+            // The same session on another connection.
+            let until = if current.id == state.id { until.max(current.until) } else { until };
+            *current = SessionState { until, ..state };
+        });
+        shared.report(Event::Connected);
+        let (reader, writer) = tokio::io::split(stream);
+        let mut link = Link {
+            shared: &shared,
+            last_zxid: &mut self.key.last_zxid,
+            session: state.id,
+            next_sync: Instant::now() + evidence.interval(),
+            evidence,
+            silence: silence(timeout),
+            last_heard: Instant::now(),
+            number: 0,
+            in_flight: VecDeque::new(),
+            input: Vec::new(),
+            out: Vec::new(),
+        };
+        let end = link.run(reader, writer).await;
+        let why = match &end {
+            End::Broken(why) => why.clone(),
+            End::Closed => "the client was closed".into(),
+        };
+        for (_, sink) in link.in_flight.drain(..) {
+            answer(sink, Err(Failure::Broken(why.clone())));
+        }
+        end
+    }
+}
+
+/// Returns how long a server may leave a request without an answer before the client tries another one.
+fn silence(session_timeout: Duration) -> Duration {
+    SILENCE.min(session_timeout / 6)
+}
+
+/// An open connection.
+struct Link<'a> {
+    shared: &'a Shared,
+    last_zxid: &'a mut i64,
+    session: i64,
+    evidence: Evidence,
+    next_sync: Instant,
+    silence: Duration,
+    last_heard: Instant,
+    number: i32,
+    in_flight: VecDeque<(i32, Sink)>,
+    input: Vec<u8>,
+    out: Vec<u8>,
+}
+
+impl Link<'_> {
+    async fn run(&mut self, mut reader: ReadHalf<Box<dyn Duplex>>, mut writer: WriteHalf<Box<dyn Duplex>>) -> End {
+        let mut is_flushed = true;
+        loop {
+            self.encode();
+            let now = Instant::now();
+            // Without requests the server owes no answer.
+            let silent_at = (!self.in_flight.is_empty()).then(|| self.last_heard + self.silence);
+            let timer = silent_at.map_or(self.next_sync, |at| at.min(self.next_sync));
+            let step: io::Result<()> = tokio::select! {
+                biased;
+                read = reader.read_buf(&mut self.input) => match read {
+                    Ok(0) => return End::Broken("the server closed the connection".into()),
+                    Ok(_) => {
+                        self.last_heard = Instant::now();
+                        match self.receive() {
+                            Ok(()) => Ok(()),
+                            Err(why) => return End::Broken(why.into()),
+                        }
+                    }
+                    Err(error) => Err(error),
+                },
+                () = self.shared.closing.cancelled() => {
+                    self.close(&mut reader, &mut writer).await;
+                    return End::Closed;
+                }
+                written = writer.write(&self.out), if !self.out.is_empty() => match written {
+                    Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+                    Ok(count) => {
+                        self.out.drain(..count);
+                        is_flushed = false;
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                },
+                flushed = writer.flush(), if self.out.is_empty() && !is_flushed => {
+                    is_flushed = flushed.is_ok();
+                    flushed
+                }
+                () = self.shared.wake.notified() => Ok(()),
+                () = sleep_until(timer) => Ok(()),
+            };
+            if let Err(error) = step {
+                return End::Broken(error.to_string().into());
+            }
+            if now >= self.next_sync {
+                self.next_sync = now + self.evidence.interval();
+                self.push(Request::sync("/"), Sink::Sync(Moment::now()));
+            }
+            if silent_at.is_some_and(|at| now >= at && self.last_heard + self.silence <= now) {
+                return End::Broken(format!("no answer within {} ms", self.silence.as_millis()).into());
+            }
+        }
+    }
+
+    /// Encodes queued requests.
+    fn encode(&mut self) {
+        while self.out.len() < OUT_LIMIT {
+            let next = {
+                let mut queue = self.shared.queue.lock();
+                queue.urgent.pop_front().or_else(|| queue.requests.pop_front())
+            };
+            match next {
+                Some(pending) if pending.sink.is_dropped() => {}
+                Some(pending) => self.push(pending.request, pending.sink),
+                None => return,
+            }
+        }
+    }
+
+    fn push(&mut self, request: Request, sink: Sink) {
+        if self.in_flight.is_empty() {
+            // The time before a request is no silence.
+            self.last_heard = Instant::now();
+        }
+        self.number = self.number.checked_add(1).unwrap_or(1);
+        request.write(self.number, &mut self.out);
+        self.in_flight.push_back((self.number, sink));
+    }
+
+    /// Handles all frames that have arrived.
+    fn receive(&mut self) -> Result<(), &'static str> {
+        let input = std::mem::take(&mut self.input);
+        let mut rest = &input[..];
+        while let Some((length, after)) = rest.split_first_chunk::<4>() {
+            let length = u32::from_be_bytes(*length) as usize;
+            if length > MAX_REPLY {
+                return Err("the server sent a message of more than 16 MiB");
+            }
+            let Some((frame, after)) = after.split_at_checked(length) else { break };
+            self.handle(frame)?;
+            rest = after;
+        }
+        let used = input.len() - rest.len();
+        self.input = input;
+        self.input.drain(..used);
+        if self.input.is_empty() && self.input.capacity() > OUT_LIMIT {
+            self.input = Vec::new();
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, frame: &[u8]) -> Result<(), &'static str> {
+        const UNEXPECTED: &str = "the server sent a message that is not one of ZooKeeper's protocol";
+        let (head, body) = messages::head(frame).map_err(|_| UNEXPECTED)?;
+        if head.number == EVENT {
+            let (change, path) = messages::event(body).map_err(|_| UNEXPECTED)?;
+            self.shared.report(Event::Node { path, change });
+            return Ok(());
+        }
+        let (number, sink) = self.in_flight.pop_front().ok_or(UNEXPECTED)?;
+        if number != head.number {
+            answer(sink, Err(Failure::Broken(UNEXPECTED.into())));
+            return Err(UNEXPECTED);
+        }
+        *self.last_zxid = head.zxid.max(*self.last_zxid);
+        if let (Sink::Sync(sent), code::OK) = (&sink, head.code)
+            && let Some(until) = self.evidence.answered(*sent, Moment::now())
+        {
+            self.shared.state.send_if_modified(|state| {
+                let is_later = until > state.until;
+                state.until = until.max(state.until);
+                is_later
+            });
+        }
+        let reply = match head.code {
+            code::OK => Ok(Reply { body: body.to_vec(), session: self.session }),
+            code => Err(Failure::Refused(code)),
+        };
+        answer(sink, reply);
+        match head.code {
+            code::SESSION_EXPIRED => Err("the session has expired"),
+            code::SESSION_MOVED => Err("the session has moved to another connection"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the session: sends what is queued, and waits until the server closes the connection.
+    async fn close(&mut self, reader: &mut ReadHalf<Box<dyn Duplex>>, writer: &mut WriteHalf<Box<dyn Duplex>>) {
+        self.encode();
+        Request::close().write(0, &mut self.out);
+        let out = std::mem::take(&mut self.out);
+        let closing = async {
+            writer.write_all(&out).await?;
+            writer.flush().await?;
+            let mut rest = vec![0; 4096];
+            while reader.read(&mut rest).await? > 0 {}
+            io::Result::Ok(())
+        };
+        let _ = timeout(self.silence, closing).await;
+    }
+}
