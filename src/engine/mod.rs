@@ -57,10 +57,12 @@ pub mod sql;
     feature = "zookeeper"
 ))]
 mod tls;
+mod tls_files;
 mod warnings;
 
-pub use config::{EngineConfig, Settings, TlsFiles, connect};
+pub use config::{EngineConfig, Settings, connect};
 pub use credentials::{Credentials, Login};
+pub use tls_files::TlsFiles;
 pub use warnings::Warnings;
 
 /// The result of an engine's operation. The error says how the store failed.
