@@ -1,12 +1,10 @@
 //! Parses a target (a URL, a list of URLs, nothing) and connects to its engine. The only match over engines.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Credentials, SharedEngine, Warnings};
+use super::{Credentials, SharedEngine, TlsFiles, Warnings};
 use crate::backoff::Backoff;
 use crate::error::LockError;
 use crate::event_loop::EventLoop;
@@ -16,7 +14,7 @@ use crate::event_loop::EventLoop;
 /// They have no `Debug`: another URL and the environment may contain passwords.
 #[derive(Clone)]
 pub struct Settings {
-    /// The prefix of every name in the store. `None`: the engine's default (`lock:` on Redis, empty elsewhere).
+    /// The prefix of every name in the store. `None`: the engine's default (`lock:` on Redis, `holdfast/` on etcd, empty elsewhere).
     pub key_prefix: Option<String>,
     /// MongoDB: the collection. Default `locks`.
     pub collection: String,
@@ -28,7 +26,7 @@ pub struct Settings {
     pub min_replicas: u32,
     /// PostgreSQL, MySQL, MariaDB: the maximum number of connections. Default 5 on PostgreSQL, 4 on MySQL and MariaDB.
     pub max_connections: Option<u32>,
-    /// The certificates for `rediss://`, and for MongoDB and PostgreSQL with TLS.
+    /// The certificates for `rediss://` and `etcds://`, and for MongoDB and PostgreSQL with TLS.
     pub tls: TlsFiles,
     /// Redis, PostgreSQL: the source of the logins of new connections, instead of the URL.
     pub credentials: Option<Arc<Credentials>>,
@@ -64,57 +62,6 @@ impl Default for Settings {
     }
 }
 
-/// The TLS settings: paths of PEM files, or their text.
-///
-/// # Behavior
-/// `Debug` shows no text: it may contain a private key.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The certificate authorities, instead of the system's.
-    pub ca_file: Option<PathBuf>,
-    /// The client's certificate (MongoDB: certificate and private key in one file).
-    pub cert_file: Option<PathBuf>,
-    /// The client's private key.
-    pub key_file: Option<PathBuf>,
-    /// The text of `ca_file`, instead of the file.
-    pub ca: Option<String>,
-    /// The text of `cert_file`, instead of the file.
-    pub cert: Option<String>,
-    /// The text of `key_file`, instead of the file.
-    pub key: Option<String>,
-    /// Redis: the name in the server's certificate, instead of the host of the URL.
-    pub server_name: Option<String>,
-    /// Accepts any certificate. For tests only.
-    pub insecure: bool,
-}
-
-impl TlsFiles {
-    /// Rejects `tls.servername`, which only Redis has. `advice` is appended to the error.
-    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
-    pub(super) fn reject_server_name(&self, advice: &str) -> Result<(), LockError> {
-        match self.server_name {
-            Some(_) => Err(LockError::invalid(
-                "tls.servername",
-                &format!("is for Redis: {advice}"),
-                "a name",
-            )),
-            None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Debug for TlsFiles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsFiles")
-            .field("ca_file", &self.ca_file)
-            .field("cert_file", &self.cert_file)
-            .field("key_file", &self.key_file)
-            .field("server_name", &self.server_name)
-            .field("insecure", &self.insecure)
-            .finish_non_exhaustive()
-    }
-}
-
 /// A parsed target: the engine and its settings.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -131,6 +78,9 @@ pub enum EngineConfig {
     /// A quorum of independent Redis nodes.
     #[cfg(feature = "redis")]
     Quorum(Box<super::redis::QuorumConfig>),
+    /// An etcd cluster.
+    #[cfg(feature = "etcd")]
+    Etcd(Box<super::etcd::EtcdConfig>),
     /// A MongoDB deployment.
     #[cfg(feature = "mongodb")]
     Mongodb(Box<super::mongodb::MongodbConfig>),
@@ -232,6 +182,11 @@ impl EngineConfig {
                 let config = super::redis::RedisConfig::parse(url, settings)?;
                 Ok(EngineConfig::Redis(Box::new(config)))
             }
+            #[cfg(feature = "etcd")]
+            "etcd" | "etcds" => {
+                let config = super::etcd::EtcdConfig::parse(url, settings)?;
+                Ok(EngineConfig::Etcd(Box::new(config)))
+            }
             #[cfg(feature = "mongodb")]
             "mongodb" | "mongodb+srv" => Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(
                 url, settings,
@@ -261,7 +216,7 @@ impl EngineConfig {
 
 const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+unix://, redis+sentinel://, \
                     rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb://, \
-                    mongodb+srv://, postgres://, postgresql://, mysql:// or mariadb://";
+                    mongodb+srv://, postgres://, postgresql://, mysql://, mariadb://, etcd:// or etcds://";
 /// Returns the URL with the scheme of Redis, if it has one of Valkey.
 fn of_valkey(url: &str) -> String {
     match url.strip_prefix("valkey") {
@@ -302,7 +257,7 @@ fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) ->
 
 /// Describes an option of a URL that is not known. Names it only if it cannot be a part of a password that contains a question mark.
 /// `query`: all options of the URL. `known`: those that a URL may have.
-#[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 pub(super) fn unknown_option(name: &str, query: &str, known: &[&str]) -> String {
     let is_name = (1..=32).contains(&name.len())
         && name
@@ -346,6 +301,7 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
 /// Connects to the store once, and sends one command to it.
 #[cfg_attr(
     not(any(
+        feature = "etcd",
         feature = "sqlite",
         feature = "redis",
         feature = "mongodb",
@@ -365,6 +321,8 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         EngineConfig::Redis(config) => opened("redis", limit, super::redis::RedisEngine::connect(*config)).await,
         #[cfg(feature = "redis")]
         EngineConfig::Quorum(config) => opened("redis", limit, super::redis::QuorumEngine::connect(*config)).await,
+        #[cfg(feature = "etcd")]
+        EngineConfig::Etcd(config) => opened("etcd", limit, super::etcd::EtcdEngine::connect(*config)).await,
         #[cfg(feature = "mongodb")]
         EngineConfig::Mongodb(config) => {
             opened("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await
@@ -378,6 +336,7 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
 
 /// Opens an engine within `timeout`.
 #[cfg(any(
+    feature = "etcd",
     feature = "sqlite",
     feature = "redis",
     feature = "mongodb",

@@ -21,6 +21,12 @@ pub(crate) mod contract;
 mod credentials;
 #[cfg(any(feature = "memory", feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod decide;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod ends;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod entries;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod hand_off;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
@@ -43,12 +49,20 @@ mod probe;
 pub mod redis;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub mod sql;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
 mod tls;
+mod tls_files;
 mod warnings;
 
-pub use config::{EngineConfig, Settings, TlsFiles, connect};
+pub use config::{EngineConfig, Settings, connect};
 pub use credentials::{Credentials, Login};
+pub use tls_files::TlsFiles;
 pub use warnings::Warnings;
 
 /// The result of an engine's operation. The error says how the store failed.
@@ -191,6 +205,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// An engine that keeps the positions of waiters alive stops doing so while the loop does not respond, so that its waiters
     /// are skipped.
     fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
+
+    /// Returns the maximum number of names of one claim.
+    fn most_names(&self) -> usize {
+        1000
+    }
 
     /// Makes one attempt to acquire all names of the claim.
     ///

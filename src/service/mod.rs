@@ -111,14 +111,14 @@ impl Locks {
     /// the future completes or is dropped.
     ///
     /// # Errors
-    /// `LOCK_STORE`, `LOCK_CLOSED`. Busy is an [`Outcome`].
+    /// `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`. Busy is an [`Outcome`].
     pub fn acquire<O: Into<Arc<AcquireOptions>>>(
         &self,
         names: Names,
         options: O,
         abort: Option<CancellationToken>,
     ) -> impl Future<Output = Result<Outcome, LockError>> + Send + use<O> {
-        let open = match self.shared.begin_call() {
+        let open = match self.shared.begin_call_for(&names) {
             Ok(open) => open,
             Err(closed) => return Either::Left(ready(Err(closed))),
         };
@@ -236,8 +236,8 @@ impl Locks {
         options: AcquireOptions,
     ) -> Result<Arc<Lease>, LockError> {
         let shared = &self.shared;
-        let _call = shared.begin_call()?;
         let names = Names::unique(names);
+        let _call = shared.begin_call_for(&names)?;
         let mut claim = Claim::with_names(&names, owner, options.ttl, shared.process.clone());
         claim.metadata = options.metadata.clone();
         let new_owner = OwnerToken::fresh();

@@ -71,6 +71,19 @@ impl Shared {
         self.begin_call_unless(&self.draining)
     }
 
+    /// Begins a call that acquires or restores `names`.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` for more names than the store takes in one claim; those of [`Shared::begin_call`].
+    pub(super) fn begin_call_for(&self, names: &[Key]) -> Result<TaskTrackerToken, LockError> {
+        let most = self.engine.most_names();
+        if names.len() > most {
+            let rule = format!("must be at most {most} names on {}", self.engine.name());
+            return Err(LockError::invalid("names", &rule, names.len()));
+        }
+        self.begin_call()
+    }
+
     /// Begins a call of the holder of a lease, which a drain accepts.
     ///
     /// # Errors

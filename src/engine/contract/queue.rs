@@ -62,14 +62,27 @@ pub(crate) async fn a_dead_waiter_is_skipped(s: Stores) {
     if matches!(s.a.name(), "memory" | "sqlite") {
         assert_eq!(s.a.inspect(&key("n")).await.unwrap().unwrap().waiting, Some(0));
     }
-    // A waiter that was only slow keeps its position, ahead of those that came after it.
+}
+
+/// A waiter whose position expired keeps it, ahead of those that came after it, if it was only slow.
+pub(crate) async fn a_slow_waiter_keeps_its_position(s: Stores) {
+    if !s.a.ordered() {
+        return;
+    }
+    let (holder, slow, next) = (claim(&["n"], LONG), waiting(&["n"], SHORT), waiting(&["n"], LONG));
+    acquire(&s.a, &holder).await;
+    busy(&s.b, &slow).await;
+    busy(&s.a, &next).await;
+    release(&s.a, &holder).await;
+    sleep(SHORT + Duration::from_millis(50)).await;
+    acquire(&s.a, &next).await;
     let late = waiting(&["n"], LONG);
     busy(&s.a, &late).await;
-    busy(&s.b, &dead).await;
+    busy(&s.b, &slow).await;
     release(&s.a, &next).await;
     busy(&s.a, &late).await;
-    acquire(&s.b, &dead).await;
-    release(&s.b, &dead).await;
+    acquire(&s.b, &slow).await;
+    release(&s.b, &slow).await;
     acquire(&s.a, &late).await;
 }
 
@@ -89,9 +102,20 @@ pub(crate) async fn a_release_by_a_waiter_removes_its_position(s: Stores) {
     acquire(&s.b, &next).await;
 }
 
-/// A claim of several names waits for one name at a time, in their order, and keeps its number when it moves to the queue of
-/// another name. It blocks the name that it waits for, and those before it.
+/// A claim of several names waits for one name at a time, in their order. It blocks the name that it waits for, and those before
+/// it.
 pub(crate) async fn a_set_does_not_block_names_after_the_one_it_waits_on(s: Stores) {
+    moving_set(&s, false).await;
+}
+
+/// A claim of several names keeps its number when it moves to the queue of another name.
+pub(crate) async fn a_set_keeps_its_number(s: Stores) {
+    moving_set(&s, true).await;
+}
+
+/// A set waits for its first name, then for the second one. `is_before`: it keeps its number, and is served before a waiter that
+/// came while it waited for the first name.
+async fn moving_set(s: &Stores, is_before: bool) {
     if !s.a.ordered() {
         return;
     }
@@ -105,7 +129,9 @@ pub(crate) async fn a_set_does_not_block_names_after_the_one_it_waits_on(s: Stor
     let on_b = claim(&["{s}b"], LONG);
     acquire(&s.a, &on_b).await;
     let late_on_b = waiting(&["{s}b"], LONG);
-    busy(&s.a, &late_on_b).await;
+    if is_before {
+        busy(&s.a, &late_on_b).await;
+    }
     release(&s.a, &on_a).await;
     woken(&mut subscription).await;
     assert_eq!(
@@ -113,6 +139,9 @@ pub(crate) async fn a_set_does_not_block_names_after_the_one_it_waits_on(s: Stor
         key("{s}b"),
         "the set moves on to the next busy name"
     );
+    if !is_before {
+        busy(&s.a, &late_on_b).await;
+    }
     // MongoDB rolls back the names before a busy one ("One of each").
     if s.a.name() != "mongodb" {
         busy(&s.a, &claim(&["{s}a"], LONG)).await;

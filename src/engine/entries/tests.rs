@@ -1,0 +1,162 @@
+//! Waiters, their mirrors, and the races between an attempt and the changes of the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::*;
+use crate::clock::Moment;
+use crate::engine::Subscription;
+use crate::model::{Fence, Process, Ttl};
+
+struct Fixture {
+    entries: Arc<LocalEntries>,
+    watches: UnboundedReceiver<Watch>,
+    key: Key,
+}
+
+/// Returns the list, and claims that wait for one name.
+fn fixture<const N: usize>() -> (Fixture, [Claim; N]) {
+    let (entries, watches) = LocalEntries::new();
+    let (key, process) = (Key::new("n").unwrap(), Arc::new(Process::current()));
+    let ttl = Ttl::clamped(Duration::from_secs(30));
+    let claims = std::array::from_fn(|_| {
+        let keys = std::slice::from_ref(&key);
+        Claim::new(keys, OwnerToken::fresh(), ttl, process.clone())
+    });
+    (Fixture { entries, watches, key }, claims)
+}
+
+fn id(claim: &Claim) -> Arc<str> {
+    claim.owner.as_str().into()
+}
+
+fn entry(id: &Arc<str>, number: u64) -> Entry {
+    let (id, share) = (id.clone(), Share::LOCK);
+    let place = (number, 0);
+    Entry { id, place, share }
+}
+
+impl Fixture {
+    fn enter(&self, claim: &Claim) -> Vec<Granted> {
+        self.entries.begin_attempt(&claim.owner, &self.key);
+        self.entries.enter(&claim.owner, &self.key, &id(claim))
+    }
+
+    fn created(&self, claim: &Claim, revision: u64) -> Vec<Granted> {
+        let change = Change::Created(entry(&id(claim), revision));
+        self.entries.changed(&self.key, revision, vec![change])
+    }
+
+    fn deleted(&self, id: Arc<str>, revision: u64) -> Vec<Granted> {
+        self.entries.changed(&self.key, revision, vec![Change::Deleted(id)])
+    }
+
+    fn granted(&self, claim: &Claim) -> Vec<Granted> {
+        let (key, owner) = (self.key.clone(), claim.owner.clone());
+        vec![Granted { key, owner }]
+    }
+}
+
+async fn is_woken(subscription: &mut EntrySubscription) -> bool {
+    tokio::time::timeout(Duration::ZERO, subscription.changed())
+        .await
+        .is_ok()
+}
+
+#[tokio::test]
+async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
+    let (mut f, [first, second]) = fixture();
+    let mut subscription = f.entries.subscribe(&first);
+    assert_eq!(f.enter(&first), []);
+    assert_eq!(f.watches.try_recv(), Ok(Watch::Open(f.key.clone())));
+    assert_eq!(f.enter(&second), []);
+    assert!(f.watches.try_recv().is_err(), "one watch per name");
+    let holder: Arc<str> = "holder".into();
+    assert!(f.entries.begin_read(&f.key));
+    // Events before the read, and one after it.
+    assert_eq!(f.created(&second, 12), []);
+    assert_eq!(f.deleted("earlier".into(), 9), []);
+    let read = [entry(&holder, 5), entry(&id(&first), 8)];
+    assert_eq!(f.entries.opened(&f.key, 10, read), []);
+    assert!(!is_woken(&mut subscription).await);
+    assert_eq!(f.deleted(holder, 13), f.granted(&first));
+    let until = Moment::now() + Duration::from_secs(4);
+    let fence = Fence(13);
+    assert!(f.entries.grant(&first.owner, HandOff { fence, until }));
+    assert!(is_woken(&mut subscription).await);
+    assert_eq!(subscription.take_hand_off().unwrap().fence, fence);
+    assert_eq!(subscription.take_hand_off(), None);
+    assert!(!f.entries.grant(&first.owner, HandOff { fence, until }), "it has left");
+    assert_eq!(f.deleted(id(&first), 14), f.granted(&second));
+    f.entries.leave(&second.owner);
+    assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
+    drop(subscription);
+    assert!(f.entries.state.lock().waiters.is_empty());
+}
+
+#[tokio::test]
+async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
+    let (mut f, [waiter, other]) = fixture();
+    let mut subscription = f.entries.subscribe(&waiter);
+    // Deleted by an event.
+    assert_eq!(f.enter(&waiter), []);
+    assert_eq!(f.enter(&other), []);
+    assert!(f.entries.begin_read(&f.key));
+    let read = [entry(&"holder".into(), 1), entry(&id(&waiter), 2), entry(&id(&other), 3)];
+    assert_eq!(f.entries.opened(&f.key, 4, read), []);
+    assert_eq!(f.deleted(id(&waiter), 5), []);
+    assert!(is_woken(&mut subscription).await);
+    // Created and deleted before the answer to the attempt.
+    f.entries.begin_attempt(&waiter.owner, &f.key);
+    assert_eq!(f.created(&waiter, 6), []);
+    assert_eq!(f.deleted(id(&waiter), 7), []);
+    assert_eq!(f.entries.enter(&waiter.owner, &f.key, &id(&waiter)), []);
+    assert!(is_woken(&mut subscription).await);
+    // Missing in a read that began after the answer.
+    assert_eq!(f.enter(&waiter), []);
+    f.entries.lost(&f.key);
+    assert_eq!(f.deleted("holder".into(), 9), [], "no decision without a watch");
+    assert!(f.entries.begin_read(&f.key));
+    assert!(!is_woken(&mut subscription).await);
+    assert_eq!(
+        f.entries.opened(&f.key, 20, [entry(&id(&other), 3)]),
+        f.granted(&other)
+    );
+    assert!(is_woken(&mut subscription).await);
+    // Of a read that began before it.
+    f.entries.lost(&f.key);
+    assert!(f.entries.begin_read(&f.key));
+    assert_eq!(f.enter(&waiter), []);
+    assert_eq!(f.entries.opened(&f.key, 30, [entry(&id(&other), 3)]), []);
+    assert!(!is_woken(&mut subscription).await);
+    f.entries.wake_name(&f.key);
+    assert!(is_woken(&mut subscription).await);
+    f.entries.leave(&other.owner);
+    f.entries.leave(&waiter.owner);
+    assert_eq!(f.watches.try_recv(), Ok(Watch::Open(f.key.clone())));
+    assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
+    assert!(f.entries.names().is_empty() && !f.entries.begin_read(&f.key));
+}
+
+#[tokio::test]
+async fn a_set_moves_to_another_name() {
+    let (mut f, [set]) = fixture();
+    let next = Key::new("o").unwrap();
+    assert_eq!(f.enter(&set), []);
+    assert_eq!(f.entries.enter(&set.owner, &next, &id(&set)), []);
+    let expected = [
+        Watch::Open(f.key.clone()),
+        Watch::Close(f.key.clone()),
+        Watch::Open(next.clone()),
+    ];
+    for watch in expected {
+        assert_eq!(f.watches.try_recv(), Ok(watch));
+    }
+    assert!(f.entries.begin_read(&next));
+    let granted = f.entries.opened(&next, 3, [entry(&id(&set), 2)]);
+    assert_eq!(granted.len(), 1);
+    f.entries.leave(&set.owner);
+    assert!(f.entries.state.lock().waiters.is_empty());
+}
