@@ -18,6 +18,7 @@ const MAX_CONNECTIONS = 100
 const LOGIN = ['username', 'password', 'credentials']
 const OTHERS =
   'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas maxConnections ' +
+  'sessionTimeoutMs ' +
   'defaults onEvent'
 const CONNECT = [...OTHERS.split(' '), ...LOGIN]
 const PEM = ['ca', 'cert', 'key'] as const
@@ -25,8 +26,8 @@ const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecur
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect']
 const EXAMPLE =
-  'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE or sqlite:PATH ' +
-  '(or set HOLDFAST_URL)'
+  'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE, ' +
+  'zookeeper://HOST:2181 or sqlite:PATH (or set HOLDFAST_URL)'
 const OTHER_STORE = 'for a store other than Redis, MongoDB, PostgreSQL and MySQL'
 const ONLY_REDIS =
   ': host, port and database are the form for Redis. Other stores take a URL, such as postgres://HOST:5432/DATABASE'
@@ -108,6 +109,9 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
   }
   if ((value = options['maxConnections']) !== undefined) {
     config.maxConnections = wholeNumber('maxConnections', value, 1, MAX_CONNECTIONS)
+  }
+  if ((value = options['sessionTimeoutMs']) !== undefined) {
+    config.sessionTimeoutMs = positiveMs('sessionTimeoutMs', value)
   }
   for (const name of PEM) {
     const file = `${name}File` as const
@@ -258,8 +262,8 @@ function loginOf(options: Fields): { login: (url: string) => string; credentials
     }
     const check = withoutLogin('password')
     const login = (url: string) => {
-      if (!/^(mongodb|mysql|mariadb)/.test(url)) return check(url)
-      const rule = 'must be a string for MongoDB and MySQL: a function is for Redis and PostgreSQL'
+      if (!/^(mongodb|mysql|mariadb|zookeeper)/.test(url)) return check(url)
+      const rule = 'must be a string for MongoDB, MySQL and ZooKeeper: a function is for Redis and PostgreSQL'
       throw invalid('password', rule, 'a function')
     }
     return { login, credentials: { option: 'password', ask } }
@@ -288,7 +292,7 @@ const isSocket = (url: string) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url)
 function withoutLogin(argument: string): (url: string) => string {
   return (url) => {
     const [scheme, rest] = url.split('://', 2)
-    if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb)/.test(scheme!) || rest === undefined) {
+    if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb|zookeeper)/.test(scheme!) || rest === undefined) {
       throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${scheme}:`)
     }
     if (/[@]|[?&](user|pass|password)=/.test(rest))
@@ -322,6 +326,7 @@ function urlOf(value: unknown): string {
   if (port !== undefined && !url.startsWith('memory:')) {
     const known: Record<string, string> = {
       27017: 'mongodb://HOST:27017',
+    2181: 'zookeeper://HOST:2181',
       3306: 'mysql://HOST:3306/DATABASE',
       5432: 'postgres://HOST:5432/DATABASE',
     }

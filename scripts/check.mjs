@@ -11,9 +11,10 @@ import { run, step } from './steps.mjs'
 import { checkStructure } from './structure.mjs'
 import { test } from './test.mjs'
 import { checkWords } from './words.mjs'
+import { locateZookeeper } from './zookeeper.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
-const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql']
+const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql', 'zookeeper']
 // Files that the build writes.
 const GENERATED = [
   'index.d.ts',
@@ -63,6 +64,7 @@ const fetching = Promise.allSettled([
   locatePgBouncer(),
   locateMariadb(),
   locateMysql(),
+  locateZookeeper(),
 ])
 await step('format', async () => {
   await must('cargo', ['fmt', '--check'])

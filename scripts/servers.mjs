@@ -19,6 +19,7 @@ import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './s
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
+import { locateZookeeper, startZookeeper } from './zookeeper.mjs'
 
 export { locateMongod, locateRedis }
 
@@ -92,6 +93,7 @@ const SHARED_SERVERS = {
   HOLDFAST_TEST_POSTGRES_URL: () => startPostgres(),
   HOLDFAST_TEST_PGBOUNCER_URL: () => startPgBouncer(),
   HOLDFAST_TEST_MYSQL_URL: () => startMariadb(),
+  HOLDFAST_TEST_ZOOKEEPER_URL: () => startZookeeper(),
 }
 
 /**
@@ -394,6 +396,6 @@ async function isPrimary({ MongoClient }, port) {
 }
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
-  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb, locateMysql]
+  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb, locateMysql, locateZookeeper]
   process.exitCode = await main(process.argv.slice(2), testServers, locators)
 }

@@ -26,7 +26,9 @@ pub struct Settings {
     pub min_replicas: u32,
     /// PostgreSQL, MySQL, MariaDB: the maximum number of connections. Default 5 on PostgreSQL, 4 on MySQL and MariaDB.
     pub max_connections: Option<u32>,
-    /// The certificates for `rediss://` and `etcds://`, and for MongoDB and PostgreSQL with TLS.
+    /// ZooKeeper: the session timeout. `None`: 10 s.
+    pub session_timeout: Option<Duration>,
+    /// The certificates for `rediss://`, `etcds://` and `zookeepers://`, and for MongoDB and PostgreSQL with TLS.
     pub tls: TlsFiles,
     /// Redis, PostgreSQL: the source of the logins of new connections, instead of the URL.
     pub credentials: Option<Arc<Credentials>>,
@@ -51,6 +53,7 @@ impl Default for Settings {
             store_timeout: Duration::from_secs(5),
             min_replicas: 0,
             max_connections: None,
+            session_timeout: None,
             tls: TlsFiles::default(),
             credentials: None,
             listen_url: None,
@@ -81,6 +84,9 @@ pub enum EngineConfig {
     /// An etcd cluster.
     #[cfg(feature = "etcd")]
     Etcd(Box<super::etcd::EtcdConfig>),
+    /// A ZooKeeper ensemble.
+    #[cfg(feature = "zookeeper")]
+    Zookeeper(Box<super::zookeeper::ZookeeperConfig>),
     /// A MongoDB deployment.
     #[cfg(feature = "mongodb")]
     Mongodb(Box<super::mongodb::MongodbConfig>),
@@ -128,6 +134,14 @@ impl EngineConfig {
             let rule = "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
                         rediss+sentinel://";
             return Err(LockError::invalid("minReplicas", rule, settings.min_replicas));
+        }
+        let has_sessions = |scheme: &str| ["memory", "zookeeper", "zookeepers"].contains(&scheme);
+        if let Some(timeout) = settings.session_timeout
+            && !scheme.is_some_and(has_sessions)
+        {
+            let rule = "must be absent for a store other than ZooKeeper";
+            let got = format_args!("{} ms", timeout.as_millis());
+            return Err(LockError::invalid("sessionTimeoutMs", rule, got));
         }
         let is_server = |scheme: &str| ["memory", "postgres", "postgresql", "mysql", "mariadb"].contains(&scheme);
         if let Some(number) = settings.max_connections
@@ -201,6 +215,11 @@ impl EngineConfig {
                 let config = super::sql::PostgresConfig::parse(url, settings)?;
                 Ok(EngineConfig::Postgres(Box::new(config)))
             }
+            #[cfg(feature = "zookeeper")]
+            "zookeeper" | "zookeepers" => {
+                let config = super::zookeeper::ZookeeperConfig::parse(url, settings)?;
+                Ok(EngineConfig::Zookeeper(Box::new(config)))
+            }
             _ if !url.contains(':') => {
                 // The message does not contain the text: without a scheme, it may be a password.
                 Err(LockError::invalid("target", RULE, "a string without a scheme"))
@@ -216,7 +235,8 @@ impl EngineConfig {
 
 const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+unix://, redis+sentinel://, \
                     rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb://, \
-                    mongodb+srv://, postgres://, postgresql://, mysql://, mariadb://, etcd:// or etcds://";
+                    mongodb+srv://, postgres://, postgresql://, mysql://, mariadb://, etcd://, etcds://, \
+                    zookeeper:// or zookeepers://";
 /// Returns the URL with the scheme of Redis, if it has one of Valkey.
 fn of_valkey(url: &str) -> String {
     match url.strip_prefix("valkey") {
@@ -306,7 +326,8 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
         feature = "redis",
         feature = "mongodb",
         feature = "mysql",
-        feature = "postgres"
+        feature = "postgres",
+        feature = "zookeeper"
     )),
     allow(unused_variables)
 )]
@@ -331,6 +352,10 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         EngineConfig::Mysql(config) => opened("mysql", limit, super::sql::MysqlEngine::connect(*config)).await,
         #[cfg(feature = "postgres")]
         EngineConfig::Postgres(config) => opened("postgres", limit, super::sql::PostgresEngine::connect(*config)).await,
+        #[cfg(feature = "zookeeper")]
+        EngineConfig::Zookeeper(config) => {
+            opened("zookeeper", limit, super::zookeeper::ZookeeperEngine::connect(*config)).await
+        }
     }
 }
 
@@ -341,7 +366,8 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
     feature = "redis",
     feature = "mongodb",
     feature = "mysql",
-    feature = "postgres"
+    feature = "postgres",
+    feature = "zookeeper"
 ))]
 async fn opened<E: super::Engine + 'static>(
     engine: &'static str,

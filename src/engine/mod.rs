@@ -27,6 +27,8 @@ mod ends;
 mod entries;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod hand_off;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
@@ -205,6 +207,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// An engine that keeps the positions of waiters alive stops doing so while the loop does not respond, so that its waiters
     /// are skipped.
     fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
+
+    /// Returns the longest lease without a renewal, where a lease ends with a session of the server. `None`: any ttl.
+    fn longest_lease(&self) -> Option<Duration> {
+        None
+    }
 
     /// Returns the maximum number of names of one claim.
     fn most_names(&self) -> usize {

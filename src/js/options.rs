@@ -85,6 +85,7 @@ pub struct Config {
     pub store_timeout_ms: Option<f64>,
     pub min_replicas: Option<u32>,
     pub max_connections: Option<u32>,
+    pub session_timeout_ms: Option<f64>,
     pub defaults: AcquireRecord,
     /// Whether `notify` receives events, in addition to losses.
     pub events: bool,
@@ -119,6 +120,7 @@ impl Config {
             store_timeout: self.store_timeout_ms.and_then(duration).unwrap_or(unset.store_timeout),
             min_replicas: self.min_replicas.unwrap_or(unset.min_replicas),
             max_connections: self.max_connections,
+            session_timeout: self.session_timeout_ms.and_then(duration),
             tls: TlsFiles {
                 ca_file: self.ca_file.clone().map(Into::into),
                 cert_file: self.cert_file.clone().map(Into::into),

@@ -218,6 +218,13 @@ impl LocalEntries {
         let _ = self.watches.send(Watch::Close(key.clone()));
     }
 
+    /// Whether a waiter has a subscription.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::engine) fn is_subscribed(&self, owner: &OwnerToken) -> bool {
+        let state = self.state.lock();
+        state.waiters.get(owner).is_some_and(|waiter| waiter.is_subscribed)
+    }
+
     /// Returns the names with waiters.
     pub(in crate::engine) fn names(&self) -> Vec<Key> {
         self.state.lock().names.keys().cloned().collect()

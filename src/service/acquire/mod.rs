@@ -78,6 +78,7 @@ impl Acquisition {
         abort: Option<CancellationToken>,
     ) -> Self {
         let started = Instant::now();
+        let options = options.within(shared.engine.longest_lease());
         let max_hold = options.max_hold.unwrap_or(Duration::MAX);
         let ttl = Ttl::clamped(max_hold.min(options.ttl.duration()));
         let mut claim = Claim::with_names(&names, OwnerToken::fresh(), ttl, shared.process.clone());

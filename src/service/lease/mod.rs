@@ -68,6 +68,9 @@ struct State {
     acquired_at: Moment,
     /// The end of the lease by `max_hold`.
     max_hold_until: Option<Moment>,
+    /// The ttl that the caller asked for and its end, where the lease is renewed until then although renewal is off: the store has no
+    /// lease as long.
+    bounded: Option<(Ttl, Moment)>,
     /// After an earlier release, the name stays busy until this moment (`min_hold`).
     min_hold_until: Option<Moment>,
     /// The end of the lease for this process.
@@ -132,7 +135,8 @@ impl Lease {
         let acquired_at = Moment::now();
         let (deadline, renewal, is_short) = match grant {
             Grant::Requested { sent } => {
-                let renewal = options.renew.then(|| RenewalWindow::after(sent, ttl));
+                let is_renewed = options.renew || options.bounded.is_some();
+                let renewal = is_renewed.then(|| RenewalWindow::after(sent, ttl));
                 (sent + ttl.validity(), renewal, false)
             }
             Grant::HandedOff { until } => (until, Some(RenewalWindow::after_hand_off()), true),
@@ -141,6 +145,7 @@ impl Lease {
             phase: Phase::Held,
             acquired_at,
             max_hold_until: options.max_hold.map(|max_hold| acquired_at + max_hold),
+            bounded: options.bounded.map(|ttl| (ttl, acquired_at + ttl.validity())),
             min_hold_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
             deadline,
             renewal,
@@ -203,9 +208,10 @@ impl Lease {
         state.min_hold_until = Some(state.acquired_at + min_hold);
     }
 
-    /// Returns the ttl of the next renewal.
+    /// Returns the ttl of the next renewal, or the one that the caller asked for if the store has no lease as long.
     pub fn ttl(&self) -> Ttl {
-        self.state.lock().ttl
+        let state = self.state.lock();
+        state.bounded.map_or(state.ttl, |(ttl, _)| ttl)
     }
 
     /// Whether the lease is renewed.
@@ -310,21 +316,22 @@ impl Lease {
     }
 
     fn lose(&self, shared: &Arc<Shared>, error: LockError) {
-        let (sink, acquired_at, is_extended) = {
+        let (sink, acquired_at, is_extended, is_bounded) = {
             let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
                 return;
             }
             state.phase = Phase::Lost(error.clone().into());
             state.renewal = None;
-            (state.on_loss.take(), state.acquired_at, state.is_extended)
+            let is_bounded = state.bounded.is_some();
+            (state.on_loss.take(), state.acquired_at, state.is_extended, is_bounded)
         };
         tracing::debug!(%error, "a lease ended early");
         shared.scheduler.remove(self);
         shared.remove_by_name(self);
         sub(&shared.counters.held);
         add(&shared.counters.lost);
-        if self.renew || self.doubtful || is_extended {
+        if self.renew || self.doubtful || is_extended || is_bounded {
             // A renewal or an extension whose reply was lost may have extended the lease in the store.
             shared.release_in_background(self.abandoned());
         }

@@ -88,7 +88,8 @@ impl Lease {
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
                 state.deadline = state.deadline.max(sent + ttl.validity());
                 let next = RenewalWindow::after(sent, state.ttl);
-                let continues = self.renew && state.max_hold_until.is_none_or(|end| next.due < end);
+                let is_renewed = self.renew || state.bounded.is_some();
+                let continues = is_renewed && state.last_end().is_none_or(|end| next.due < end);
                 state.renewal = continues.then_some(next);
                 state.retry = None;
                 let completes_grant = std::mem::take(&mut state.is_short);
@@ -113,7 +114,7 @@ impl Lease {
             Err(error) => {
                 shared.store_failed(&error);
                 tracing::debug!(%error, name = %self.names[0], "a renewal failed and is retried");
-                if self.renew || state.is_short {
+                if self.renew || state.bounded.is_some() || state.is_short {
                     state.delay_renewal().last_error = Some(Arc::new(error));
                 }
             }
@@ -137,9 +138,16 @@ impl Lease {
         if let Some(loss) = self.loss() {
             return Err(loss);
         }
+        let whole = ttl;
+        let longest = shared.engine.longest_lease().map(Ttl::clamped);
+        let ttl = longest.map_or(ttl, |longest| ttl.min(longest));
         // As short as that of a renewal: a retry must fit into the rest of the lease.
         let (capped, timeout, end) = {
             let mut state = self.state.lock();
+            if !self.renew && (whole > ttl || state.bounded.is_some()) {
+                let bound = (whole, Moment::now() + whole.validity());
+                state.bounded = Some(state.bounded.filter(|(_, end)| *end > bound.1).unwrap_or(bound));
+            }
             // Never shorter than the lease that the caller was granted.
             let least = if state.is_short { ttl.max(state.ttl) } else { ttl };
             let Some(capped) = state.capped_ttl(least) else {
@@ -212,11 +220,17 @@ impl Lease {
 impl State {
     /// Shortens a ttl so that the lease does not outlast `max_hold`. `None`: `max_hold` has passed.
     pub(super) fn capped_ttl(&self, ttl: Ttl) -> Option<Ttl> {
-        let Some(end) = self.max_hold_until else {
+        let Some(end) = self.last_end() else {
             return Some(ttl);
         };
         let left = end.remaining();
         (!left.is_zero()).then(|| Ttl::clamped(left.min(ttl.duration())))
+    }
+
+    /// Returns the end of the lease, however often it is renewed. `None`: it has none.
+    fn last_end(&self) -> Option<Moment> {
+        let ends = self.max_hold_until.into_iter().chain(self.bounded.map(|(_, end)| end));
+        ends.min()
     }
 
     /// Returns the ttl by which renewals are timed: that of a hand-off until it is extended, so that several retries fit into it.

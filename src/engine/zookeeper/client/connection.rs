@@ -13,24 +13,11 @@ use super::jute::Malformed;
 use super::messages::{self, Connected, LOGIN, Request, code};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
+use crate::engine::entries::target::Server;
 use crate::engine::tls::{CertificateFault, Verified, client_config};
 
 /// The longest message of a server before the session is open.
 const MAX_GREETING: usize = 4096;
-
-/// A server of the URL.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) struct Server {
-    pub host: String,
-    pub port: u16,
-}
-
-impl std::fmt::Display for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Server { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
-    }
-}
 
 /// What a connection needs besides its server.
 #[derive(Clone)]

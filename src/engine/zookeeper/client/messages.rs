@@ -259,7 +259,8 @@ impl Stat {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Part {
     Created(String),
-    Done,
+    Deleted,
+    Changed(Stat),
     Data(Vec<u8>, Stat),
     Children(Vec<String>),
     Failed(i32),
@@ -284,6 +285,11 @@ impl Reply {
         Stat::read(&mut Reader(&self.body))
     }
 
+    pub(in super::super) fn data(&self) -> Result<(&[u8], Stat), Malformed> {
+        let mut reader = Reader(&self.body);
+        Ok((reader.buffer()?, Stat::read(&mut reader)?))
+    }
+
     pub(in super::super) fn children(&self) -> Result<(Vec<String>, Stat), Malformed> {
         let mut reader = Reader(&self.body);
         Ok((reader.texts()?, Stat::read(&mut reader)?))
@@ -304,11 +310,8 @@ impl Reply {
                     Stat::read(&mut reader)?;
                     Part::Created(path)
                 }
-                op::DELETE => Part::Done,
-                op::SET_DATA => {
-                    Stat::read(&mut reader)?;
-                    Part::Done
-                }
+                op::DELETE => Part::Deleted,
+                op::SET_DATA => Part::Changed(Stat::read(&mut reader)?),
                 op::GET_DATA => {
                     let data = reader.buffer()?.to_vec();
                     Part::Data(data, Stat::read(&mut reader)?)
@@ -352,8 +355,8 @@ mod tests {
         assert_eq!(reply(children).children(), Ok((vec!["a".into(), "b".into()], STAT)));
         let expected = [
             Part::Created("/a/b".into()),
-            Part::Done,
-            Part::Done,
+            Part::Deleted,
+            Part::Changed(STAT),
             Part::Data(b"{}".to_vec(), STAT),
             Part::Children(vec!["x".into()]),
             Part::Failed(code::NO_NODE),

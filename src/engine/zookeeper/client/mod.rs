@@ -22,10 +22,11 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::connection::{ConnectFailure, Login, Server};
+pub(super) use self::connection::{ConnectFailure, Login};
 pub(super) use self::jute::Malformed;
 pub(super) use self::messages::{Access, Change, Kind, Part, Reply, Request, Stat, code};
 use crate::clock::Moment;
+use crate::engine::entries::target::Server;
 
 /// The longest request. A server closes the connection for a longer one (`jute.maxbuffer`, 1 MiB by default).
 pub(super) const MAX_REQUEST: usize = 1_000_000;
@@ -41,6 +42,8 @@ pub(super) enum Failure {
     Unreachable(ConnectFailure),
     /// The reply could not be read.
     Malformed,
+    /// The session ended before the grant was certain.
+    SessionEnded,
     /// The request is longer than the server allows.
     TooLong,
     Closed,
@@ -110,6 +113,8 @@ struct Shared {
     /// The server of the connection, or the last one.
     address: Mutex<String>,
     closing: CancellationToken,
+    /// The task of the connection has ended.
+    ended: CancellationToken,
 }
 
 #[derive(Default)]
@@ -179,6 +184,7 @@ impl Client {
             events: OnceLock::new(),
             address: Mutex::default(),
             closing: CancellationToken::new(),
+            ended: CancellationToken::new(),
             login,
         });
         let (mut state, mut failure) = (shared.state.subscribe(), shared.failure.subscribe());
@@ -238,7 +244,7 @@ impl Client {
     /// Ends the session: its ephemeral nodes are deleted. Waits for the end, at most for a second.
     pub(super) async fn close(&self) {
         self.shared.closing.cancel();
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.shared.state.closed()).await;
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.shared.ended.cancelled()).await;
     }
 }
 

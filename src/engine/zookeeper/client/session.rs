@@ -14,6 +14,7 @@ use super::messages::{self, EVENT, Reply, Request, code};
 use super::{Event, Failure, SessionState, Shared, Sink, answer};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
+use crate::engine::entries::target::Server;
 
 /// The longest message of a server: that of the children of a node with some 100 000 of them.
 const MAX_REPLY: usize = 16 << 20;
@@ -73,6 +74,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
     };
     shared.queue.lock().is_closed = true;
     fail_queued(&shared, &failure);
+    // Nothing is certain any more.
+    shared.state.send_modify(|state| state.id = 0);
+    shared.ended.cancel();
 }
 
 fn fail_queued(shared: &Shared, failure: &Failure) {
@@ -105,10 +109,10 @@ impl Session {
         Err(ConnectFailure { text: failures.join("; "), passes })
     }
 
-    async fn open_at(&mut self, server: &connection::Server) -> Result<Box<Connection>, ConnectFailure> {
+    async fn open_at(&mut self, server: &Server) -> Result<Box<Connection>, ConnectFailure> {
         let login = &self.shared.login;
         // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
-        let limit = if self.key.id == 0 { login.session_timeout / 2 } else { silence(login.session_timeout) };
+        let limit = silence(login.session_timeout) * if self.key.id == 0 { 2 } else { 1 };
         for _ in 0..2 {
             let opened = timeout(limit, connection::open(server, login, &self.key)).await;
             match opened {
@@ -189,7 +193,6 @@ impl Link<'_> {
         let mut is_flushed = true;
         loop {
             self.encode();
-            let now = Instant::now();
             // Without requests the server owes no answer.
             let silent_at = (!self.in_flight.is_empty()).then(|| self.last_heard + self.silence);
             let timer = silent_at.map_or(self.next_sync, |at| at.min(self.next_sync));
@@ -228,6 +231,11 @@ impl Link<'_> {
             };
             if let Err(error) = step {
                 return End::Broken(error.to_string().into());
+            }
+            let now = Instant::now();
+            if now > timer + self.silence / 4 {
+                // This process stood still: the server has had no time to answer.
+                self.last_heard = now;
             }
             if now >= self.next_sync {
                 self.next_sync = now + self.evidence.interval();

@@ -1,0 +1,140 @@
+// Finds, fetches and starts ZooKeeper servers for the tests and the benchmark.
+import { mkdir, writeFile } from 'node:fs/promises'
+import net from 'node:net'
+import { join } from 'node:path'
+import { findProgram } from './programs.mjs'
+import { FETCHED, keep, unpackDebian } from './servers-cli.mjs'
+import { freePort, startServer } from './servers.mjs'
+
+const PROGRAM = 'zookeeper-server'
+const KEPT = join(FETCHED, PROGRAM, 'bin')
+const JARS =
+  'zookeeper zookeeper-jute slf4j-api slf4j-simple commons-cli commons-io netty-all metrics-core snappy-java jackson-annotations jackson-core jackson-databind'
+
+/** Finds or fetches `zookeeper-server`: a program that takes the path of a configuration. Resolves to its path. */
+export async function locateZookeeper() {
+  const found = await findProgram(PROGRAM, [KEPT])
+  if (found) return found
+  /** @type {any} */
+  let cause
+  await (fetching ??= fetchZookeeper()).catch((error) => (cause = error))
+  const fetched = await findProgram(PROGRAM, [KEPT])
+  if (fetched) return fetched
+  const lines = String(cause?.stderr || cause?.message || 'no usable program was fetched').trim()
+  throw new Error(
+    `no ${PROGRAM} on PATH, and fetching one failed (${lines.split('\n').at(-1)}): set HOLDFAST_TEST_ZOOKEEPER_URL`,
+    { cause },
+  )
+}
+
+/** @type {Promise<void> | undefined} */
+let fetching
+
+// Debian's packages, and its Java if none is installed. They are unpacked, not installed: an installation might start a server.
+const fetchZookeeper = () =>
+  keep(PROGRAM, async (work, out) => {
+    await mkdir(join(out, 'root'), { recursive: true })
+    await unpackDebian(work, join(out, 'root'), ['libzookeeper-java', 'openjdk-17-jre-headless'], /^libzookeeper-java$/)
+    const classes = JARS.split(' ').map((name) => `$root/usr/share/java/${name}.jar`)
+    const lines = [
+      '#!/bin/sh',
+      'root="${0%/bin/*}/root"',
+      'java="$(echo "$root"/usr/lib/jvm/*/bin/java)"',
+      '[ -x "$java" ] || java=java',
+      `classes="${classes.join(':')}"`,
+      'if [ "$1" = --version ]; then exec "$java" -cp "$classes" org.apache.zookeeper.version.VersionInfoMain; fi',
+      'exec "$java" $JAVA_OPTIONS -cp "$classes" org.apache.zookeeper.server.quorum.QuorumPeerMain "$@"',
+    ]
+    await writeFile(join(out, 'bin', PROGRAM), `${lines.join('\n')}\n`, { mode: 0o755 })
+  })
+
+/** A small server that starts fast, removes empty containers soon, and does not wait for the disk. */
+const OPTIONS = [
+  '-Xmx160m',
+  '-XX:+UseSerialGC',
+  '-XX:TieredStopAtLevel=1',
+  '-Dzookeeper.admin.enableServer=false',
+  '-Dznode.container.checkIntervalMs=500',
+  '-Dzookeeper.forceSync=no',
+]
+
+/**
+ * Starts a server, or with `member` one of an ensemble: its number, and the lines `server.N=…` of all. `options`: of Java.
+ *
+ * @typedef {{ port?: number, settings?: Record<string, string | number>, options?: string[], member?: { id: number, servers: string[] } }} ZookeeperOptions
+ * @param {ZookeeperOptions} [options]
+ */
+export async function startZookeeper({ settings = {}, options = [], member } = {}) {
+  const path = await locateZookeeper()
+  return startServer(async (dir, port) => {
+    const data = join(dir, 'data')
+    await mkdir(data)
+    if (member) await writeFile(join(data, 'myid'), `${member.id}\n`)
+    const all = {
+      dataDir: data,
+      clientPortAddress: '127.0.0.1',
+      clientPort: port,
+      tickTime: 2000,
+      initLimit: 10,
+      syncLimit: 5,
+      maxClientCnxns: 0,
+      '4lw.commands.whitelist': '*',
+      ...settings,
+    }
+    const lines = Object.entries(all).map(([name, value]) => `${name}=${value}`)
+    await writeFile(join(dir, 'zoo.cfg'), `${[...lines, ...(member?.servers ?? [])].join('\n')}\n`)
+    const java = [...OPTIONS, ...options].join(' ')
+    return {
+      argv: ['/usr/bin/env', `JAVA_OPTIONS=${java}`, path, join(dir, 'zoo.cfg')],
+      ready: async () => member !== undefined || (await modeOf(port)) !== undefined,
+      properties: { url: `zookeeper://127.0.0.1:${port}` },
+    }
+  })
+}
+
+/**
+ * Starts an ensemble of three servers. `settings` and `options` are those of each. `address(from, to, port)` replaces the port at
+ * which server `from` reaches the leader `to`, to have a proxy between them.
+ *
+ * @param {ZookeeperOptions & { address?: (from: number, to: number, port: number) => number | Promise<number> }} [options]
+ */
+export async function startZookeepers({ settings, options, address = (_from, _to, port) => port } = {}) {
+  const ids = [1, 2, 3]
+  const ports = await Promise.all(ids.map(async () => ({ quorum: await freePort(), election: await freePort() })))
+  const started = ids.map(async (id) => {
+    const servers = ids.map(async (of) => {
+      const { quorum, election } = ports[of - 1]
+      const seen = of === id ? quorum : await address(id, of, quorum)
+      return `server.${of}=127.0.0.1:${seen}:${election}`
+    })
+    return startZookeeper({ settings, options, member: { id, servers: await Promise.all(servers) } })
+  })
+  const members = await Promise.all(started)
+  const stop = async () => void (await Promise.all(members.map((member) => member.stop())))
+  const deadline = Date.now() + 60_000
+  while (!(await Promise.all(members.map(({ port }) => modeOf(port)))).includes('leader')) {
+    if (Date.now() > deadline) {
+      await stop()
+      throw new Error('the three servers have elected no leader')
+    }
+    await new Promise((resolve) => setTimeout(resolve, 50))
+  }
+  const hosts = members.map(({ port }) => `127.0.0.1:${port}`)
+  return { members, url: `zookeeper://${hosts.join()}`, stop }
+}
+
+/** Resolves to what a server is: `standalone`, `leader` or `follower`. `undefined`: it serves no clients. @param {string | number} port */
+export async function modeOf(port) {
+  const reply = await ask(port, 'srvr').catch(() => '')
+  return /^Mode: (\w+)$/m.exec(reply)?.[1]
+}
+
+/** Sends a command of four letters. Resolves to the reply. @param {string | number} port @param {string} command */
+export function ask(port, command) {
+  return new Promise((/** @type {(reply: string) => void} */ resolve, reject) => {
+    let reply = ''
+    const socket = net.connect(Number(port), '127.0.0.1', () => socket.write(command))
+    socket.setTimeout(2000, () => socket.destroy(new Error('no reply')))
+    socket.on('data', (data) => (reply += data)).on('error', reject).on('close', () => resolve(reply))
+  })
+}

@@ -1,0 +1,133 @@
+//! From a URL and settings to servers, a session and a layout.
+
+use std::time::Duration;
+
+use super::client::{Access, Login};
+use super::layout::Layout;
+use crate::engine::Settings;
+use crate::engine::entries::target::{Server, Target};
+use crate::engine::tls::Pem;
+use crate::error::LockError;
+
+const RULE: &str = "must be zookeeper://[user:password@]host[:port],host[:port][/chroot] or zookeepers://…, special characters of \
+                    the user and the password percent-encoded";
+/// The ports of a server where the URL has none.
+const PORT: u16 = 2181;
+const TLS_PORT: u16 = 2281;
+/// The default session timeout.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A parsed `zookeeper://` URL.
+#[derive(Clone)]
+pub struct ZookeeperConfig {
+    pub(super) servers: Vec<Server>,
+    pub(super) login: Login,
+    pub(super) layout: Layout,
+}
+
+impl std::fmt::Debug for ZookeeperConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { servers, layout, .. } = self;
+        f.debug_struct("ZookeeperConfig").field("servers", servers).field("layout", layout).finish_non_exhaustive()
+    }
+}
+
+impl ZookeeperConfig {
+    /// Parses `zookeeper://` and `zookeepers://`.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` with `target`, `sessionTimeoutMs` or a TLS setting. No message contains a part of the URL.
+    pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
+        let invalid = |got: &str| LockError::invalid("target", RULE, got);
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("a URL without \"//\""))?;
+        let has_tls = scheme == "zookeepers";
+        let target = Target::parse(rest, if has_tls { TLS_PORT } else { PORT }).map_err(invalid)?;
+        if !target.query.is_empty() {
+            return Err(invalid("a URL with an option"));
+        }
+        let chroot = target.path.trim_end_matches('/');
+        let of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
+        let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.bytes().all(of_name);
+        if !chroot.is_empty() && !chroot[1..].split('/').all(is_name) {
+            return Err(invalid("a URL whose path is not names of A-Z a-z 0-9 _ . : - between slashes"));
+        }
+        if chroot == "/zookeeper" || chroot.starts_with("/zookeeper/") {
+            return Err(invalid("a URL whose path is the server's own /zookeeper"));
+        }
+        let tls = &settings.tls;
+        tls.reject_server_name("with ZooKeeper, use a host of the URL that is in the server's certificate")?;
+        let has_files = *tls != crate::engine::TlsFiles::default();
+        if has_files && !has_tls {
+            return Err(LockError::invalid("tls", "must be absent for zookeeper:// (zookeepers:// uses TLS)", "settings"));
+        }
+        if has_tls {
+            Pem::read(tls).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
+        }
+        let digest = target.login.as_ref().map(|(user, password)| format!("{user}:{password}").into());
+        Ok(ZookeeperConfig {
+            servers: target.servers,
+            layout: Layout {
+                chroot: chroot.to_owned(),
+                prefix: settings.key_prefix.clone().unwrap_or_default(),
+                access: if digest.is_some() { Access::Creator } else { Access::Everyone },
+            },
+            login: Login {
+                tls: has_tls.then(|| tls.clone()),
+                digest,
+                session_timeout: settings.session_timeout.unwrap_or(SESSION_TIMEOUT),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::TlsFiles;
+
+    fn parse(url: &str) -> Result<ZookeeperConfig, LockError> {
+        ZookeeperConfig::parse(url, &Settings::default())
+    }
+
+    #[test]
+    fn urls_are_parsed() {
+        let config = parse("zookeeper://us%40er:p%3Aw@h1,h2:2182/a/b/").unwrap();
+        let servers: Vec<_> = config.servers.iter().map(ToString::to_string).collect();
+        assert_eq!(servers, ["h1:2181", "h2:2182"]);
+        assert_eq!(config.layout.chroot, "/a/b");
+        assert_eq!(config.layout.access, Access::Creator);
+        assert_eq!(config.login.digest.as_deref(), Some("us@er:p:w"));
+        assert_eq!(config.login.session_timeout, Duration::from_secs(10));
+        assert!(!format!("{config:?}").contains("p:w"));
+        let plain = parse("zookeeper://[::1]").unwrap();
+        assert_eq!((plain.layout.chroot.as_str(), plain.layout.access), ("", Access::Everyone));
+        assert!(plain.login.tls.is_none());
+        let secure = parse("zookeepers://h").unwrap();
+        assert!(secure.servers[0].port == 2281 && secure.login.tls.is_some());
+    }
+
+    #[test]
+    fn wrong_urls_are_refused_without_their_text() {
+        for url in [
+            "zookeeper:h",
+            "zookeeper://",
+            "zookeeper://h/secret?x=1",
+            "zookeeper://h/a//secret",
+            "zookeeper://h/../secret",
+            "zookeeper://h/secret%20",
+            "zookeeper://h/zookeeper/secret",
+            "zookeeper://user:sec/secret@h",
+        ] {
+            let message = parse(url).unwrap_err().message;
+            assert!(message.starts_with("target must be zookeeper://") && !message.contains("secret"), "{message}");
+        }
+        let with = |url: &str, tls: TlsFiles| ZookeeperConfig::parse(url, &Settings { tls, ..Settings::default() });
+        let insecure = TlsFiles { insecure: true, ..TlsFiles::default() };
+        assert!(with("zookeeper://h", insecure.clone()).unwrap_err().message.contains("zookeepers://"));
+        assert!(with("zookeepers://h", insecure).is_ok());
+        let named = TlsFiles { server_name: Some("n".into()), ..TlsFiles::default() };
+        assert!(with("zookeepers://h", named).unwrap_err().message.starts_with("tls.servername"));
+        let missing = TlsFiles { ca_file: Some("/does/not/exist".into()), ..TlsFiles::default() };
+        assert!(with("zookeepers://h", missing).unwrap_err().message.starts_with("tls.caFile"));
+    }
+}

@@ -1,0 +1,209 @@
+//! Where the entries of a name are: Curator's layout, `<chroot>/<name>/_c_<uuid>-lock-<number>`.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use super::client::Access;
+use crate::engine::entries::{Entry, Share};
+use crate::model::{Key, OwnerToken};
+
+/// The digits of the number that the server appends to the name of an entry.
+const NUMBER_DIGITS: usize = 10;
+/// The positions of the hyphens in a UUID.
+const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+const UUID_LENGTH: usize = 36;
+
+/// The paths of an engine.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    /// An empty text or a path without a slash at its end.
+    pub chroot: String,
+    /// The prefix of every name.
+    pub prefix: String,
+    /// Who may use the nodes.
+    pub access: Access,
+}
+
+impl Layout {
+    /// Returns the folder of a name's entries.
+    pub(super) fn folder(&self, key: &Key) -> String {
+        let name = format!("{}{}", self.prefix, key.as_str());
+        let mut path = format!("{}/", self.chroot);
+        let is_reserved = matches!(name.as_str(), "." | ".." | "zookeeper");
+        for (index, byte) in name.bytes().enumerate() {
+            let is_plain = byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
+            if is_plain && !(is_reserved && index == 0) {
+                path.push(byte.into());
+            } else {
+                // Writing to a text does not fail.
+                let _ = write!(path, "%{byte:02X}");
+            }
+        }
+        path
+    }
+
+    /// Returns the path of an entry.
+    pub(super) fn entry(&self, key: &Key, child: &str) -> String {
+        format!("{}/{child}", self.folder(key))
+    }
+
+    /// Returns the name of a folder below the chroot. `None`: it is no folder of this engine.
+    pub(super) fn name_of(&self, folder: &str) -> Option<Key> {
+        let bytes = folder.as_bytes();
+        let mut name = Vec::with_capacity(bytes.len());
+        let mut at = 0;
+        while let Some(&byte) = bytes.get(at) {
+            let escaped = (byte == b'%').then(|| folder.get(at + 1..at + 3));
+            match escaped {
+                None => name.push(byte),
+                Some(digits) => {
+                    name.push(u8::from_str_radix(digits?, 16).ok()?);
+                    at += 2;
+                }
+            }
+            at += 1;
+        }
+        let name = String::from_utf8(name).ok()?;
+        Key::new(name.strip_prefix(&self.prefix)?).ok()
+    }
+
+    /// Splits the path of an entry into the name and the entry. `None`: it is the path of something else.
+    pub(super) fn split<'p>(&self, path: &'p str) -> Option<(Key, &'p str)> {
+        let (folder, child) = path.strip_prefix(&self.chroot)?.strip_prefix('/')?.split_once('/')?;
+        Some((self.name_of(folder)?, child))
+    }
+}
+
+/// An entry of a name. Entries of other programs have no owner token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Child {
+    pub name: String,
+    pub owner: Option<OwnerToken>,
+    pub number: u64,
+}
+
+impl Child {
+    /// Reads the name of a node. `None`: it is not sequential, so it is no entry.
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        let digits = name.get(name.len().checked_sub(NUMBER_DIGITS)?..)?;
+        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        let number = digits.parse().ok()?;
+        let owner = name.strip_prefix("_c_").and_then(|rest| {
+            let (uuid, rest) = rest.split_at_checked(UUID_LENGTH)?;
+            let is_hyphen = |(index, byte): (usize, u8)| (byte == b'-') == HYPHENS.contains(&index);
+            if !rest.starts_with("-lock-") || !uuid.bytes().enumerate().all(is_hyphen) {
+                return None;
+            }
+            OwnerToken::parse(&uuid.replace('-', "")).ok()
+        });
+        Some(Child { name: name.to_owned(), owner, number })
+    }
+
+    /// Reads the entries of a folder, the oldest first.
+    pub(super) fn all(names: &[String]) -> Vec<Self> {
+        let mut children: Vec<Self> = names.iter().filter_map(|name| Child::parse(name)).collect();
+        children.sort_by(|one, other| (one.number, &one.name).cmp(&(other.number, &other.name)));
+        children
+    }
+
+    /// Returns the name of a new entry, without the number that the server appends.
+    pub(super) fn prefix_of(owner: &OwnerToken) -> String {
+        let digits = owner.as_str();
+        let mut name = "_c_".to_owned();
+        for (index, digit) in digits.chars().enumerate() {
+            if [8, 12, 16, 20].contains(&index) {
+                name.push('-');
+            }
+            name.push(digit);
+        }
+        name + "-lock-"
+    }
+
+    /// Returns the name of an entry of another owner in the same place.
+    pub(super) fn replaced(&self, owner: &OwnerToken) -> String {
+        let number = self.name.len() - NUMBER_DIGITS;
+        Self::prefix_of(owner) + &self.name[number..]
+    }
+
+    pub(super) fn is_of(&self, owner: &OwnerToken) -> bool {
+        self.owner.as_ref() == Some(owner)
+    }
+
+    /// Returns its id for the mirror of the name.
+    pub(super) fn id(&self) -> Arc<str> {
+        self.owner.as_ref().map_or(self.name.as_str(), OwnerToken::as_str).into()
+    }
+
+    /// Returns the entry for the mirror of the name.
+    ///
+    /// # Behavior
+    /// A transfer creates an entry with the number of the old one, before it deletes that. So a place has a second part.
+    pub(super) fn mirrored(&self) -> Entry {
+        let id = self.id();
+        let second = id.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        Entry { place: (self.number, second.unwrap_or_default()), id, share: Share::LOCK }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(chroot: &str, prefix: &str) -> Layout {
+        Layout { chroot: chroot.into(), prefix: prefix.into(), access: Access::Everyone }
+    }
+
+    #[test]
+    fn a_folder_leads_back_to_its_name() {
+        let layout = layout("/a/b", "p:");
+        for name in ["a", "a/b", "é💥", "%41", "..", ".", "a\0", "zookeeper", &"x".repeat(512)] {
+            let key = Key::new(name).unwrap();
+            let path = layout.entry(&key, "child");
+            assert!(path.is_ascii() && path.starts_with("/a/b/p:"), "{path}");
+            assert_eq!(layout.split(&path), Some((key, "child")));
+        }
+    }
+
+    #[test]
+    fn reserved_names_are_escaped() {
+        let layout = layout("", "");
+        for (name, folder) in [(".", "/%2E"), ("..", "/%2E."), ("zookeeper", "/%7Aookeeper"), ("a b", "/a%20b")] {
+            let key = Key::new(name).unwrap();
+            assert_eq!(layout.folder(&key), folder);
+            assert_eq!(layout.name_of(&folder[1..]), Some(key));
+        }
+        for other in ["%", "%4", "%zz", "%ff", "", "%é1"] {
+            assert_eq!(layout.name_of(other), None, "{other}");
+        }
+        for path in ["/zookeeper", "zookeeper", "/a", "", "/other"] {
+            assert_eq!(layout.split(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn entries_have_an_order_and_owners() {
+        let owner = OwnerToken::parse("00112233445566778899aabbccddeeff").unwrap();
+        let prefix = Child::prefix_of(&owner);
+        assert_eq!(prefix, "_c_00112233-4455-6677-8899-aabbccddeeff-lock-");
+        let names = [
+            "other-0000000009".to_owned(),
+            format!("{prefix}0000000007"),
+            "config".into(),
+            "-0000000001x".into(),
+            "é000000000".into(),
+            "_c_00112233-4455-6677-8899-aabbccddeeff__READ__0000000003".into(),
+            "_c_00112233x4455-6677-8899-aabbccddeeff-lock-0000000004".into(),
+        ];
+        let children = Child::all(&names);
+        let numbers: Vec<u64> = children.iter().map(|child| child.number).collect();
+        assert_eq!(numbers, [3, 4, 7, 9]);
+        let owned: Vec<u64> = children.iter().filter(|child| child.is_of(&owner)).map(|child| child.number).collect();
+        assert_eq!(owned, [7]);
+        assert_eq!(children[2].mirrored().place, (7, 0x0011_2233));
+        let next = OwnerToken::fresh();
+        let replaced = Child::parse(&children[2].replaced(&next)).unwrap();
+        assert!(replaced.is_of(&next) && replaced.number == 7);
+    }
+}

@@ -1,0 +1,85 @@
+//! A proxy between an engine and its servers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::engine::entries::target::Target;
+
+/// What a proxy does with its connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Forwards,
+    /// Delays each packet of both directions.
+    Delays(Duration),
+    /// Keeps the connections and drops all packets of the server.
+    LosesReplies,
+    /// Keeps the connections and passes nothing on until the mode changes.
+    Holds,
+    /// Closes the connections and refuses new ones.
+    Closed,
+}
+
+/// A proxy of the first server of a URL.
+pub(super) struct Proxy {
+    pub url: String,
+    pub mode: Arc<watch::Sender<Mode>>,
+}
+
+impl Proxy {
+    pub(super) async fn start(url: &str) -> Self {
+        let (scheme, rest) = url.split_once("://").unwrap();
+        let server = Target::parse(rest, 2181).unwrap().servers.remove(0).to_string();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
+        let mode = Arc::new(watch::Sender::new(Mode::Forwards));
+        let modes = mode.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if *modes.borrow() == Mode::Closed {
+                    continue;
+                }
+                let Ok(server) = TcpStream::connect(&server).await else { continue };
+                let ((from, to), (back, forth)) = (client.into_split(), server.into_split());
+                tokio::spawn(forward(from, forth, modes.subscribe(), false));
+                tokio::spawn(forward(back, to, modes.subscribe(), true));
+            }
+        });
+        Proxy { url, mode }
+    }
+
+    pub(super) fn set(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+}
+
+async fn forward(
+    mut from: impl tokio::io::AsyncRead + Unpin,
+    mut to: impl tokio::io::AsyncWrite + Unpin,
+    mut mode: watch::Receiver<Mode>,
+    is_reply: bool,
+) {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let length = tokio::select! {
+            read = from.read(&mut buffer) => match read {
+                Ok(0) | Err(_) => return,
+                Ok(length) => length,
+            },
+            Ok(_) = mode.wait_for(|mode| *mode == Mode::Closed) => return,
+        };
+        let passes = mode.wait_for(|mode| *mode != Mode::Holds).await.map(|mode| *mode);
+        match passes {
+            Ok(Mode::LosesReplies) if is_reply => continue,
+            Ok(Mode::Delays(by)) => tokio::time::sleep(by).await,
+            Ok(Mode::Closed) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if to.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
+    }
+}
