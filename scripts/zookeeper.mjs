@@ -34,12 +34,13 @@ let fetching
 const fetchZookeeper = () =>
   keep(PROGRAM, async (work, out) => {
     await mkdir(join(out, 'root'), { recursive: true })
-    await unpackDebian(work, join(out, 'root'), ['libzookeeper-java', 'openjdk-17-jre-headless'], /^libzookeeper-java$/)
+    const java = (await findProgram('java', [])) ? [] : ['default-jre-headless']
+    await unpackDebian(work, join(out, 'root'), ['libzookeeper-java', ...java], /^libzookeeper-java$/)
     const classes = JARS.split(' ').map((name) => `$root/usr/share/java/${name}.jar`)
     const lines = [
       '#!/bin/sh',
       'root="${0%/bin/*}/root"',
-      'java="$(echo "$root"/usr/lib/jvm/*/bin/java)"',
+      'java="$(ls "$root"/usr/lib/jvm/java-*/bin/java 2>/dev/null | head -n 1)"',
       '[ -x "$java" ] || java=java',
       `classes="${classes.join(':')}"`,
       'if [ "$1" = --version ]; then exec "$java" -cp "$classes" org.apache.zookeeper.version.VersionInfoMain; fi',

@@ -94,7 +94,7 @@ impl Deref for Names {
 }
 
 /// A random value that identifies one acquisition: 32 hexadecimal digits (a version 4 UUID, RFC 9562).
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerToken([u8; OWNER_DIGITS]);
 
 const OWNER_DIGITS: usize = 32;

@@ -22,7 +22,9 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::mirror::Mirror;
-pub(in crate::engine) use self::mirror::{Change, Entry, Place, Share, granted};
+pub(in crate::engine) use self::mirror::{Change, Entry, Share};
+#[cfg(feature = "etcd")]
+pub(in crate::engine) use self::mirror::{Place, granted};
 pub(in crate::engine) use self::subscription::EntrySubscription;
 use super::HandOff;
 use crate::model::{Claim, Key, OwnerToken};

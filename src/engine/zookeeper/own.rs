@@ -42,6 +42,11 @@ pub(super) struct Own {
 }
 
 impl Own {
+    /// Whether it has an entry of each of the names, and no others.
+    pub(super) fn has_all(&self, keys: &[Key]) -> bool {
+        self.nodes.iter().map(|node| &node.key).eq(keys)
+    }
+
     /// Sets the phase. A waiter that is granted holds from now on.
     pub(super) fn set_phase(&mut self, phase: Phase) {
         if self.phase == Phase::Waiting && phase != Phase::Waiting {

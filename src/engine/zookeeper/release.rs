@@ -71,13 +71,13 @@ impl Store {
     /// Releases the names that a claim holds, and deletes its entries.
     pub(super) async fn release(&self, claim: &Claim, keep: Duration) -> Answer<Released> {
         let own = match self.forget(&claim.owner) {
-            Some(own) => own,
-            None => match self.find_claim(claim).await? {
+            Some(own) if own.phase == Phase::Waiting || own.has_all(claim.keys()) => own,
+            _ => match self.find_claim(claim).await? {
                 Some(own) => own,
                 None => return Ok(Released::NotHeld),
             },
         };
-        let is_held = matches!(own.phase, Phase::Held(_)) && own.nodes.len() == claim.keys().len();
+        let is_held = matches!(own.phase, Phase::Held(_)) && own.has_all(claim.keys());
         if is_held && !keep.is_zero() && self.keep(&own, keep).await? {
             return Ok(Released::Freed);
         }
@@ -99,15 +99,22 @@ impl Store {
         let session = stat.session;
         let record = seen[0].record.take().unwrap_or_else(|| Record::new(claim));
         let phase = if is_held { Phase::Held(record.fence().unwrap_or(Fence::NONE)) } else { Phase::Waiting };
-        let repeats = claim.keys().iter().zip(&names).flat_map(|(key, name)| {
-            let mine = name.children.iter().filter(|child| child.is_of(&claim.owner)).skip(1);
-            mine.map(|child| Node { key: key.clone(), child: child.clone(), version: -1 })
-        });
         let nodes: Vec<Node> = seen.into_iter().map(|seen| seen.node).collect();
-        for repeat in repeats {
-            self.delete_entry(&repeat.key, &repeat.child).await?;
-        }
+        self.delete_repeats(claim, &names).await?;
         Ok(Some(Own { nodes, phase, record, session, is_set: claim.keys().len() > 1, needs_token: false }))
+    }
+
+    /// Deletes repeated entries of the owner: of requests whose replies were lost. Returns whether there were any.
+    pub(super) async fn delete_repeats(&self, claim: &Claim, names: &[NameState]) -> Answer<bool> {
+        let mut repeats = Vec::new();
+        for (key, name) in claim.keys().iter().zip(names) {
+            let mine = name.children.iter().filter(|child| child.is_of(&claim.owner));
+            repeats.extend(mine.skip(1).map(|child| (key, child)));
+        }
+        for (key, child) in &repeats {
+            self.delete_entry(key, child).await?;
+        }
+        Ok(!repeats.is_empty())
     }
 
     /// Replaces the entries of a holder by such that keep the names busy for some time. `false`: it no longer has all of them.

@@ -35,7 +35,8 @@ impl Store {
             .iter()
             .map(|renewal| {
                 let owner = &renewal.claim.owner;
-                let own = self.own.get(owner).filter(|own| matches!(own.phase, Phase::Held(_)))?;
+                let is_known = |own: &Own| matches!(own.phase, Phase::Held(_)) && own.has_all(renewal.claim.keys());
+                let own = self.own.get(owner).filter(is_known)?;
                 self.ends.extend(owner, started + renewal.ttl.duration()).map(|()| own)
             })
             .collect();

@@ -99,10 +99,17 @@ impl Store {
             if names.len() != keys.len() {
                 return Err(Failure::Malformed);
             }
-            if let Some(fence) = self.resolve_repeats(claim, &names).await? {
+            if self.delete_repeats(claim, &names).await?
+                && let Some(fence) = self.adopt(claim, claim.ttl).await?
+            {
                 return Ok(Acquired::Granted { fence });
             }
             nodes = found_nodes(claim, &names, &nodes);
+            let was_held = self.own.get(&claim.owner).is_some_and(|own| own.phase != Phase::Waiting);
+            if was_held && nodes.len() < keys.len() {
+                // It has lost the lease of an earlier attempt.
+                self.forget_entry(claim);
+            }
             let is_mine = |child: Option<&Child>| child.is_none_or(|child| child.is_of(&claim.owner));
             let busy = names.iter().position(|name| !is_mine(name.children.first()));
             let wanted = match busy {
@@ -145,21 +152,6 @@ impl Store {
 
     fn deletion(&self, node: &Node) -> Request {
         Request::delete(&self.layout.entry(&node.key, &node.child.name), -1)
-    }
-
-    /// Deletes repeated entries of the owner: of requests whose replies were lost. Returns the token if the owner holds all names.
-    async fn resolve_repeats(&self, claim: &Claim, names: &[NameState]) -> Answer<Option<Fence>> {
-        let mut has_repeats = false;
-        for (key, name) in claim.keys().iter().zip(names) {
-            for child in name.children.iter().filter(|child| child.is_of(&claim.owner)).skip(1) {
-                has_repeats = true;
-                self.delete_entry(key, child).await?;
-            }
-        }
-        match has_repeats {
-            true => self.adopt(claim, claim.ttl).await,
-            false => Ok(None),
-        }
     }
 
     /// Grants all names, in each of which the claim's entry is the oldest. `marked`: some of the entries are those of a waiter.

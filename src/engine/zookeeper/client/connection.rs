@@ -121,12 +121,12 @@ async fn shake_hands(server: &Server, files: &TlsFiles, socket: TcpStream) -> Re
     connected.map_err(|error| {
         let tls = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
         let advice = match tls.and_then(CertificateFault::of) {
-            Some(CertificateFault::Untrusted) => "; set tls.caFile or tls.ca to the authority of the server's certificate",
-            Some(CertificateFault::OtherName) => "; use a host of the URL that is in the server's certificate",
-            Some(CertificateFault::Expired) => "; renew the certificate of the server, or correct the clock of this machine",
-            None => "; check that the port is the server's secureClientPort",
+            Some(CertificateFault::Untrusted) => "set tls.caFile or tls.ca to the authority of the server's certificate",
+            Some(CertificateFault::OtherName) => "use a host of the URL that is in the server's certificate",
+            Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
+            None => "check that the port is the server's secureClientPort",
         };
-        ConnectFailure { text: format!("no TLS connection: {error}{advice}"), passes: crate::error::is_passing(&error) }
+        ConnectFailure { text: format!("no TLS connection: {error}; {advice}"), passes: crate::error::is_passing(&error) }
     })
 }
 

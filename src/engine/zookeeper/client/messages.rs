@@ -20,6 +20,7 @@ pub(in super::super) mod code {
 }
 
 mod op {
+    pub(super) const CREATE: i32 = 1;
     pub(super) const DELETE: i32 = 2;
     pub(super) const EXISTS: i32 = 3;
     pub(super) const GET_DATA: i32 = 4;
@@ -305,6 +306,8 @@ impl Reply {
                 return Ok(parts);
             }
             parts.push(match kind {
+                // The answer to a part that creates a node has the older form.
+                op::CREATE => Part::Created(reader.text()?.to_owned()),
                 op::CREATE2 => {
                     let path = reader.text()?.to_owned();
                     Stat::read(&mut reader)?;
@@ -341,7 +344,8 @@ mod tests {
 
     fn parts() -> Writer {
         let part = |writer: Writer, kind| writer.int(kind).flag(false).int(0);
-        let writer = stat(part(Writer::default(), op::CREATE2).text("/a/b"));
+        let writer = part(Writer::default(), op::CREATE).text("/a/b");
+        let writer = stat(part(writer, op::CREATE2).text("/a/b"));
         let writer = stat(part(part(writer, op::DELETE), op::SET_DATA));
         let writer = stat(part(writer, op::GET_DATA).buffer(b"{}"));
         let writer = part(writer, op::GET_CHILDREN).int(1).text("x");
@@ -354,6 +358,7 @@ mod tests {
         let children = stat(Writer::default().int(2).text("a").text("b"));
         assert_eq!(reply(children).children(), Ok((vec!["a".into(), "b".into()], STAT)));
         let expected = [
+            Part::Created("/a/b".into()),
             Part::Created("/a/b".into()),
             Part::Deleted,
             Part::Changed(STAT),

@@ -173,6 +173,17 @@ fn silence(session_timeout: Duration) -> Duration {
     SILENCE.min(session_timeout / 6)
 }
 
+/// Writes some bytes, or flushes if there are none.
+async fn write(writer: &mut WriteHalf<Box<dyn Duplex>>, out: &[u8]) -> io::Result<usize> {
+    if out.is_empty() {
+        return writer.flush().await.map(|()| 0);
+    }
+    match writer.write(out).await? {
+        0 => Err(io::ErrorKind::WriteZero.into()),
+        count => Ok(count),
+    }
+}
+
 /// An open connection.
 struct Link<'a> {
     shared: &'a Shared,
@@ -213,18 +224,11 @@ impl Link<'_> {
                     self.close(&mut reader, &mut writer).await;
                     return End::Closed;
                 }
-                written = writer.write(&self.out), if !self.out.is_empty() => match written {
-                    Ok(0) => Err(io::ErrorKind::WriteZero.into()),
-                    Ok(count) => {
+                written = write(&mut writer, &self.out), if !(self.out.is_empty() && is_flushed) => {
+                    written.map(|count| {
+                        is_flushed = self.out.is_empty();
                         self.out.drain(..count);
-                        is_flushed = false;
-                        Ok(())
-                    }
-                    Err(error) => Err(error),
-                },
-                flushed = writer.flush(), if self.out.is_empty() && !is_flushed => {
-                    is_flushed = flushed.is_ok();
-                    flushed
+                    })
                 }
                 () = self.shared.wake.notified() => Ok(()),
                 () = sleep_until(timer) => Ok(()),

@@ -7,7 +7,7 @@ mod waiters;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::client::{Answer, Client, Kind, Login, Request};
+use super::client::{Client, Kind, Login, Request};
 use super::*;
 use crate::engine::contract::PAGE;
 use crate::engine::entries::target::{Server, Target};
