@@ -37,6 +37,7 @@ impl Store {
                 self.entries.begin_attempt(&claim.owner, key);
             }
         }
+        let sent = Moment::now();
         let folder = self.layout.folder(key);
         for _ in 0..ROUNDS {
             let creations: Vec<_> = claims
@@ -68,10 +69,10 @@ impl Store {
                 if let Some(Err(failure)) = created {
                     return Err(failure);
                 }
-                found.push(self.find(key, claim, &children, &stat, list.session).await?);
+                found.push(self.find(key, claim, sent, &children, (&stat, list.session)).await?);
             }
             if !found.iter().any(|found| matches!(found, Found::Gone)) {
-                return self.finish(key, claims, found, &children).await;
+                return self.finish(key, claims, sent, found, &children).await;
             }
         }
         Err(Failure::Refused(code::NO_NODE))
@@ -83,7 +84,14 @@ impl Store {
     }
 
     /// Finds the entry of a claim among the entries of its name.
-    async fn find(&self, key: &Key, claim: &Claim, children: &[Child], stat: &Stat, session: i64) -> Answer<Found> {
+    async fn find(
+        &self,
+        key: &Key,
+        claim: &Claim,
+        sent: Moment,
+        children: &[Child],
+        (stat, session): (&Stat, i64),
+    ) -> Answer<Found> {
         let mut mine = children.iter().filter(|child| child.is_of(&claim.owner));
         let Some(first) = mine.next() else {
             self.forget_entry(claim);
@@ -117,16 +125,15 @@ impl Store {
         }
         Ok(match phase {
             Phase::Held(fence) => {
-                self.begin_lease(claim);
+                self.begin_lease(claim, sent);
                 Found::Granted(fence, session)
             }
             _ => Found::Busy,
         })
     }
 
-    /// Starts the time of a lease that was granted to an attempt.
-    pub(super) fn begin_lease(&self, claim: &Claim) {
-        let sent = claim.sent_at().unwrap_or_else(Moment::now);
+    /// Starts the time of a lease that was granted to an attempt which was sent at `sent`.
+    pub(super) fn begin_lease(&self, claim: &Claim, sent: Moment) {
         let end = sent + claim.ttl.duration();
         if self.ends.extend(&claim.owner, end).is_none() {
             self.ends.insert(claim.owner.clone(), (), end);
@@ -138,7 +145,14 @@ impl Store {
     }
 
     /// Makes the busy claims that wait wait, removes the entries of the others, and reads when the name may be free.
-    async fn finish(&self, key: &Key, claims: &[&Claim], found: Vec<Found>, children: &[Child]) -> Answer<Vec<Acquired>> {
+    async fn finish(
+        &self,
+        key: &Key,
+        claims: &[&Claim],
+        sent: Moment,
+        found: Vec<Found>,
+        children: &[Child],
+    ) -> Answer<Vec<Acquired>> {
         let mut deletions = Vec::new();
         for (claim, found) in claims.iter().zip(&found) {
             if !matches!(found, Found::Busy) {
@@ -163,7 +177,7 @@ impl Store {
         for (claim, found) in claims.iter().zip(found) {
             answers.push(match found {
                 Found::Granted(fence, session) => {
-                    self.confirm(session, claim.sent_at().unwrap_or_else(Moment::now), claim.ttl).await?;
+                    self.confirm(session, sent, claim.ttl).await?;
                     Acquired::Granted { fence }
                 }
                 Found::Busy | Found::Gone => Acquired::Held { key: key.clone(), retry_after },

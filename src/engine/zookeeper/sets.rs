@@ -51,7 +51,7 @@ impl Store {
     /// Makes one attempt to acquire all names of a claim.
     pub(super) async fn attempt_set(&self, claim: &Claim) -> Answer<Acquired> {
         claim.mark_sent();
-        let attempted = self.try_set(claim).await;
+        let attempted = self.try_set(claim, Moment::now()).await;
         if attempted.is_err() {
             // The server may have executed a request: the next attempt and the release read what exists.
             self.forget(&claim.owner);
@@ -59,7 +59,7 @@ impl Store {
         attempted
     }
 
-    async fn try_set(&self, claim: &Claim) -> Answer<Acquired> {
+    async fn try_set(&self, claim: &Claim, sent: Moment) -> Answer<Acquired> {
         let keys = claim.keys();
         let mut nodes = self.own.get(&claim.owner).map(|own| own.nodes).unwrap_or_default();
         // The first attempt expects that all names are free.
@@ -120,7 +120,7 @@ impl Store {
             missing = wanted.iter().filter(|key| !nodes.iter().any(|node| node.key == **key)).collect();
             extra = nodes.iter().filter(|node| !wanted.contains(&node.key)).cloned().collect();
             match busy {
-                None if missing.is_empty() => return self.grant_set(claim, nodes, &names, reply.session, marks).await,
+                None if missing.is_empty() => return self.grant_set(claim, sent, nodes, &names, (reply.session, marks)).await,
                 Some(busy) if missing.is_empty() => {
                     return self.wait_set(claim, nodes, &extra, &names[busy], &keys[busy], reply.session).await;
                 }
@@ -158,10 +158,10 @@ impl Store {
     async fn grant_set(
         &self,
         claim: &Claim,
+        sent: Moment,
         nodes: Vec<Node>,
         names: &[NameState],
-        session: i64,
-        marked: bool,
+        (session, marked): (i64, bool),
     ) -> Answer<Acquired> {
         let known = self.own.get(&claim.owner);
         let fence = match known.as_ref().map(|own| own.phase) {
@@ -190,8 +190,8 @@ impl Store {
                 self.finish_write(&claim.owner, answers, record).await?;
             }
         }
-        self.begin_lease(claim);
-        self.confirm(session, claim.sent_at().unwrap_or_else(Moment::now), claim.ttl).await?;
+        self.begin_lease(claim, sent);
+        self.confirm(session, sent, claim.ttl).await?;
         Ok(Acquired::Granted { fence })
     }
 
