@@ -69,6 +69,7 @@ impl<K: Hash + Ord + Clone, V: Clone> Ends<K, V> {
     }
 
     /// Returns a value and its end.
+    #[cfg(any(feature = "etcd", test))]
     pub(super) fn get(&self, key: &K) -> Option<(Moment, V)> {
         self.state.lock().values.get(key).cloned()
     }
@@ -82,6 +83,7 @@ impl<K: Hash + Ord + Clone, V: Clone> Ends<K, V> {
     }
 
     /// Whether a value satisfies a condition.
+    #[cfg(any(feature = "etcd", test))]
     pub(super) fn any(&self, condition: impl Fn(&V) -> bool) -> bool {
         self.state.lock().values.values().any(|(_, value)| condition(value))
     }

@@ -272,10 +272,7 @@ impl LocalEntries {
             }
         }
         let is_gone = |id: &Arc<str>| name.mirror.as_ref().is_some_and(|(_, mirror)| !mirror.has(id));
-        let gone: Vec<_> = std::mem::take(&mut name.expected)
-            .into_iter()
-            .filter(is_gone)
-            .collect();
+        let gone: Vec<_> = std::mem::take(&mut name.expected).into_iter().filter(is_gone).collect();
         self.decide(&mut state, key, &gone)
     }
 

@@ -80,7 +80,12 @@ impl Store {
 
     fn creation(&self, key: &Key, claim: &Claim) -> Request {
         let path = self.layout.entry(key, &Child::prefix_of(&claim.owner));
-        Request::create(&path, &Record::new(claim).to_json(), self.layout.access, Kind::EphemeralSequential)
+        Request::create(
+            &path,
+            &Record::new(claim).to_json(),
+            self.layout.access,
+            Kind::EphemeralSequential,
+        )
     }
 
     /// Finds the entry of a claim among the entries of its name.
@@ -118,10 +123,24 @@ impl Store {
             self.own.update(&claim.owner, |own| own.set_phase(phase));
         } else {
             let version = if is_granted { 0 } else { -1 };
-            let nodes = vec![Node { key: key.clone(), child: first.clone(), version }];
+            let nodes = vec![Node {
+                key: key.clone(),
+                child: first.clone(),
+                version,
+            }];
             let record = Record::new(claim);
             let (is_set, needs_token) = (false, claim.needs_token);
-            self.own.insert(&claim.owner, Own { nodes, phase, record, session, is_set, needs_token });
+            self.own.insert(
+                &claim.owner,
+                Own {
+                    nodes,
+                    phase,
+                    record,
+                    session,
+                    is_set,
+                    needs_token,
+                },
+            );
         }
         Ok(match phase {
             Phase::Held(fence) => {
@@ -139,7 +158,8 @@ impl Store {
             self.ends.insert(claim.owner.clone(), (), end);
         }
         if self.own.get(&claim.owner).is_some_and(|own| own.record.fence.is_none()) {
-            self.records.insert(claim.owner.clone(), (), Moment::now() + RECORD_DELAY);
+            self.records
+                .insert(claim.owner.clone(), (), Moment::now() + RECORD_DELAY);
         }
         self.entries.leave(&claim.owner);
     }
@@ -180,7 +200,10 @@ impl Store {
                     self.confirm(session, sent, claim.ttl).await?;
                     Acquired::Granted { fence }
                 }
-                Found::Busy | Found::Gone => Acquired::Held { key: key.clone(), retry_after },
+                Found::Busy | Found::Gone => Acquired::Held {
+                    key: key.clone(),
+                    retry_after,
+                },
             });
         }
         Ok(answers)
@@ -188,7 +211,8 @@ impl Store {
 
     /// Makes a claim wait for `key` with its entry there.
     pub(super) fn wait(&self, claim: &Claim, key: &Key) {
-        self.ends.insert(claim.owner.clone(), (), Moment::now() + liveness(claim.ttl));
+        self.ends
+            .insert(claim.owner.clone(), (), Moment::now() + liveness(claim.ttl));
         let granted: Vec<Granted> = self.entries.enter(&claim.owner, key, &claim.owner.as_str().into());
         // The name became free after the read: the waiter makes another attempt.
         granted.iter().for_each(|granted| self.entries.wake(&granted.owner));
@@ -196,7 +220,11 @@ impl Store {
 
     /// Reads the ttl of an entry: for so long its lease lasts without a renewal. `None`: another program's entry has none.
     pub(super) async fn lease_of(&self, key: &Key, child: &Child) -> Answer<Option<Duration>> {
-        match self.client.call(Request::data(&self.layout.entry(key, &child.name))).await {
+        match self
+            .client
+            .call(Request::data(&self.layout.entry(key, &child.name)))
+            .await
+        {
             Ok(reply) => Ok(Record::parse(reply.data()?.0).map(|record| record.ttl().duration())),
             Err(Failure::Refused(code::NO_NODE)) => Ok(Some(Duration::ZERO)),
             Err(failure) => Err(failure),

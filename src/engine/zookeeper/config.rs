@@ -28,7 +28,10 @@ pub struct ZookeeperConfig {
 impl std::fmt::Debug for ZookeeperConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { servers, layout, .. } = self;
-        f.debug_struct("ZookeeperConfig").field("servers", servers).field("layout", layout).finish_non_exhaustive()
+        f.debug_struct("ZookeeperConfig")
+            .field("servers", servers)
+            .field("layout", layout)
+            .finish_non_exhaustive()
     }
 }
 
@@ -49,7 +52,9 @@ impl ZookeeperConfig {
         let of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
         let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.bytes().all(of_name);
         if !chroot.is_empty() && !chroot[1..].split('/').all(is_name) {
-            return Err(invalid("a URL whose path is not names of A-Z a-z 0-9 _ . : - between slashes"));
+            return Err(invalid(
+                "a URL whose path is not names of A-Z a-z 0-9 _ . : - between slashes",
+            ));
         }
         if chroot == "/zookeeper" || chroot.starts_with("/zookeeper/") {
             return Err(invalid("a URL whose path is the server's own /zookeeper"));
@@ -58,18 +63,29 @@ impl ZookeeperConfig {
         tls.reject_server_name("with ZooKeeper, use a host of the URL that is in the server's certificate")?;
         let has_files = *tls != crate::engine::TlsFiles::default();
         if has_files && !has_tls {
-            return Err(LockError::invalid("tls", "must be absent for zookeeper:// (zookeepers:// uses TLS)", "settings"));
+            return Err(LockError::invalid(
+                "tls",
+                "must be absent for zookeeper:// (zookeepers:// uses TLS)",
+                "settings",
+            ));
         }
         if has_tls {
             Pem::read(tls).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
         }
-        let digest = target.login.as_ref().map(|(user, password)| format!("{user}:{password}").into());
+        let digest = target
+            .login
+            .as_ref()
+            .map(|(user, password)| format!("{user}:{password}").into());
         Ok(ZookeeperConfig {
             servers: target.servers,
             layout: Layout {
                 chroot: chroot.to_owned(),
                 prefix: settings.key_prefix.clone().unwrap_or_default(),
-                access: if digest.is_some() { Access::Creator } else { Access::Everyone },
+                access: if digest.is_some() {
+                    Access::Creator
+                } else {
+                    Access::Everyone
+                },
             },
             login: Login {
                 tls: has_tls.then(|| tls.clone()),
@@ -100,7 +116,10 @@ mod tests {
         assert_eq!(config.login.session_timeout, Duration::from_secs(10));
         assert!(!format!("{config:?}").contains("p:w"));
         let plain = parse("zookeeper://[::1]").unwrap();
-        assert_eq!((plain.layout.chroot.as_str(), plain.layout.access), ("", Access::Everyone));
+        assert_eq!(
+            (plain.layout.chroot.as_str(), plain.layout.access),
+            ("", Access::Everyone)
+        );
         assert!(plain.login.tls.is_none());
         let secure = parse("zookeepers://h").unwrap();
         assert!(secure.servers[0].port == 2281 && secure.login.tls.is_some());
@@ -119,15 +138,50 @@ mod tests {
             "zookeeper://user:sec/secret@h",
         ] {
             let message = parse(url).unwrap_err().message;
-            assert!(message.starts_with("target must be zookeeper://") && !message.contains("secret"), "{message}");
+            assert!(
+                message.starts_with("target must be zookeeper://") && !message.contains("secret"),
+                "{message}"
+            );
         }
-        let with = |url: &str, tls: TlsFiles| ZookeeperConfig::parse(url, &Settings { tls, ..Settings::default() });
-        let insecure = TlsFiles { insecure: true, ..TlsFiles::default() };
-        assert!(with("zookeeper://h", insecure.clone()).unwrap_err().message.contains("zookeepers://"));
+        let with = |url: &str, tls: TlsFiles| {
+            ZookeeperConfig::parse(
+                url,
+                &Settings {
+                    tls,
+                    ..Settings::default()
+                },
+            )
+        };
+        let insecure = TlsFiles {
+            insecure: true,
+            ..TlsFiles::default()
+        };
+        assert!(
+            with("zookeeper://h", insecure.clone())
+                .unwrap_err()
+                .message
+                .contains("zookeepers://")
+        );
         assert!(with("zookeepers://h", insecure).is_ok());
-        let named = TlsFiles { server_name: Some("n".into()), ..TlsFiles::default() };
-        assert!(with("zookeepers://h", named).unwrap_err().message.starts_with("tls.servername"));
-        let missing = TlsFiles { ca_file: Some("/does/not/exist".into()), ..TlsFiles::default() };
-        assert!(with("zookeepers://h", missing).unwrap_err().message.starts_with("tls.caFile"));
+        let named = TlsFiles {
+            server_name: Some("n".into()),
+            ..TlsFiles::default()
+        };
+        assert!(
+            with("zookeepers://h", named)
+                .unwrap_err()
+                .message
+                .starts_with("tls.servername")
+        );
+        let missing = TlsFiles {
+            ca_file: Some("/does/not/exist".into()),
+            ..TlsFiles::default()
+        };
+        assert!(
+            with("zookeepers://h", missing)
+                .unwrap_err()
+                .message
+                .starts_with("tls.caFile")
+        );
     }
 }

@@ -13,7 +13,10 @@ pub(super) fn engine_error(op: &'static str, address: &str, failure: &Failure) -
         Failure::Broken(why) => (true, at(&format!("the connection broke: {why}"))),
         Failure::SessionEnded => (true, at("the session has ended, and with it the locks of this process")),
         Failure::Unreachable(failure) => return unreachable(op, failure),
-        Failure::Malformed => (false, at("the server sent a reply that is not one of ZooKeeper's protocol")),
+        Failure::Malformed => (
+            false,
+            at("the server sent a reply that is not one of ZooKeeper's protocol"),
+        ),
         Failure::TooLong => {
             let text = "the request has more than 1000000 bytes, and a server takes 1 MiB (jute.maxbuffer): use fewer names in one call, \
                         shorter names or less metadata";
@@ -52,7 +55,10 @@ fn refused(code: i32, address: &str) -> (bool, String) {
             return (true, text);
         }
     };
-    (passes, format!("the server at {address} answered {name} ({code}): {advice}"))
+    (
+        passes,
+        format!("the server at {address} answered {name} ({code}): {advice}"),
+    )
 }
 
 #[cfg(test)]
@@ -63,8 +69,15 @@ mod tests {
     fn errors_say_what_to_do_and_whether_they_pass() {
         let error = |failure: &Failure| engine_error("acquire", "h:2181", failure);
         let refused = error(&Failure::Refused(code::NO_AUTH));
-        assert!(!refused.retryable && refused.to_string().contains("NoAuth (-102)"), "{refused}");
-        assert!(refused.to_string().starts_with("zookeeper: acquire failed: the server at h:2181"));
+        assert!(
+            !refused.retryable && refused.to_string().contains("NoAuth (-102)"),
+            "{refused}"
+        );
+        assert!(
+            refused
+                .to_string()
+                .starts_with("zookeeper: acquire failed: the server at h:2181")
+        );
         let broken = error(&Failure::Broken("reset".into()));
         assert!(broken.retryable && broken.may_be_executed, "{broken}");
         let text = "h:2181: cannot connect: refused".to_owned();

@@ -19,16 +19,26 @@ impl Store {
         let keys = std::slice::from_ref(key);
         for poll in 1.. {
             let names = self.look(keys).await?;
-            let Some(oldest) = names[0].children.first() else { return Ok(None) };
+            let Some(oldest) = names[0].children.first() else {
+                return Ok(None);
+            };
             let mut seen = self.see(keys, &names, |child| child == oldest).await?;
             // It was released in the meantime.
             let Some(seen) = seen.pop() else { continue };
             if !seen.is_holder {
                 return Ok(None);
             }
-            let is_awaited = seen.record.as_ref().is_some_and(|record| record.fence.is_none() && record.r#use == Use::Claim);
+            let is_awaited = seen
+                .record
+                .as_ref()
+                .is_some_and(|record| record.fence.is_none() && record.r#use == Use::Claim);
             if !waits || !is_awaited || poll >= TOKEN_POLLS {
-                return Ok(Some(info(key.as_str(), seen.record, &seen.stat, names[0].children.len() - 1)));
+                return Ok(Some(info(
+                    key.as_str(),
+                    seen.record,
+                    &seen.stat,
+                    names[0].children.len() - 1,
+                )));
             }
             tokio::time::sleep(TOKEN_POLL).await;
         }
@@ -57,7 +67,9 @@ impl Store {
     async fn folders(&self) -> Answer<Vec<String>> {
         let chroot = self.layout.chroot.as_str();
         let synced = self.client.call(Request::sync("/"));
-        let read = self.client.call(Request::children(if chroot.is_empty() { "/" } else { chroot }));
+        let read = self
+            .client
+            .call(Request::children(if chroot.is_empty() { "/" } else { chroot }));
         synced.await?;
         match read.await {
             Ok(reply) => Ok(reply.children()?.0),
@@ -72,7 +84,12 @@ impl Store {
         let seen = self.see(keys, &names, is_oldest).await?;
         let infos = seen.into_iter().filter(|seen| seen.is_holder).map(|seen| {
             let index = keys.iter().position(|key| *key == seen.node.key).unwrap_or_default();
-            info(seen.node.key.as_str(), seen.record, &seen.stat, names[index].children.len().saturating_sub(1))
+            info(
+                seen.node.key.as_str(),
+                seen.record,
+                &seen.stat,
+                names[index].children.len().saturating_sub(1),
+            )
         });
         Ok(infos.collect())
     }

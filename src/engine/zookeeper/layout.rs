@@ -98,7 +98,11 @@ impl Child {
             }
             OwnerToken::parse(&uuid.replace('-', "")).ok()
         });
-        Some(Child { name: name.to_owned(), owner, number })
+        Some(Child {
+            name: name.to_owned(),
+            owner,
+            number,
+        })
     }
 
     /// Reads the entries of a folder, the oldest first.
@@ -133,7 +137,10 @@ impl Child {
 
     /// Returns its id for the mirror of the name.
     pub(super) fn id(&self) -> Arc<str> {
-        self.owner.as_ref().map_or(self.name.as_str(), OwnerToken::as_str).into()
+        self.owner
+            .as_ref()
+            .map_or(self.name.as_str(), OwnerToken::as_str)
+            .into()
     }
 
     /// Returns the entry for the mirror of the name.
@@ -143,7 +150,11 @@ impl Child {
     pub(super) fn mirrored(&self) -> Entry {
         let id = self.id();
         let second = id.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        Entry { place: (self.number, second.unwrap_or_default()), id, share: Share::LOCK }
+        Entry {
+            place: (self.number, second.unwrap_or_default()),
+            id,
+            share: Share::LOCK,
+        }
     }
 }
 
@@ -152,13 +163,27 @@ mod tests {
     use super::*;
 
     fn layout(chroot: &str, prefix: &str) -> Layout {
-        Layout { chroot: chroot.into(), prefix: prefix.into(), access: Access::Everyone }
+        Layout {
+            chroot: chroot.into(),
+            prefix: prefix.into(),
+            access: Access::Everyone,
+        }
     }
 
     #[test]
     fn a_folder_leads_back_to_its_name() {
         let layout = layout("/a/b", "p:");
-        for name in ["a", "a/b", "é💥", "%41", "..", ".", "a\0", "zookeeper", &"x".repeat(512)] {
+        for name in [
+            "a",
+            "a/b",
+            "é💥",
+            "%41",
+            "..",
+            ".",
+            "a\0",
+            "zookeeper",
+            &"x".repeat(512),
+        ] {
             let key = Key::new(name).unwrap();
             let path = layout.entry(&key, "child");
             assert!(path.is_ascii() && path.starts_with("/a/b/p:"), "{path}");
@@ -169,7 +194,12 @@ mod tests {
     #[test]
     fn reserved_names_are_escaped() {
         let layout = layout("", "");
-        for (name, folder) in [(".", "/%2E"), ("..", "/%2E."), ("zookeeper", "/%7Aookeeper"), ("a b", "/a%20b")] {
+        for (name, folder) in [
+            (".", "/%2E"),
+            ("..", "/%2E."),
+            ("zookeeper", "/%7Aookeeper"),
+            ("a b", "/a%20b"),
+        ] {
             let key = Key::new(name).unwrap();
             assert_eq!(layout.folder(&key), folder);
             assert_eq!(layout.name_of(&folder[1..]), Some(key));
@@ -199,7 +229,11 @@ mod tests {
         let children = Child::all(&names);
         let numbers: Vec<u64> = children.iter().map(|child| child.number).collect();
         assert_eq!(numbers, [3, 4, 7, 9]);
-        let owned: Vec<u64> = children.iter().filter(|child| child.is_of(&owner)).map(|child| child.number).collect();
+        let owned: Vec<u64> = children
+            .iter()
+            .filter(|child| child.is_of(&owner))
+            .map(|child| child.number)
+            .collect();
         assert_eq!(owned, [7]);
         assert_eq!(children[2].mirrored().place, (7, 0x0011_2233));
         let next = OwnerToken::fresh();

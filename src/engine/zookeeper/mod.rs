@@ -49,7 +49,9 @@ pub struct ZookeeperEngine {
 
 impl fmt::Debug for ZookeeperEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZookeeperEngine").field("client", &self.store.client).finish_non_exhaustive()
+        f.debug_struct("ZookeeperEngine")
+            .field("client", &self.store.client)
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,7 +99,10 @@ impl ZookeeperEngine {
                 store.handle(event);
             }
         }));
-        store.create_chroot().await.map_err(|failure| store.error("connect", &failure))?;
+        store
+            .create_chroot()
+            .await
+            .map_err(|failure| store.error("connect", &failure))?;
         let running = CancellationToken::new();
         let tasks: [futures_util::future::BoxFuture<'static, ()>; 3] = [
             Box::pin(store.clone().run_watches(watches)),
@@ -107,7 +112,10 @@ impl ZookeeperEngine {
         for task in tasks {
             tokio::spawn(Box::pin(running.clone().run_until_cancelled_owned(task)));
         }
-        Ok(Arc::new(ZookeeperEngine { store, _running: running.drop_guard() }))
+        Ok(Arc::new(ZookeeperEngine {
+            store,
+            _running: running.drop_guard(),
+        }))
     }
 }
 
@@ -119,11 +127,19 @@ impl Store {
     /// Creates the path of the URL, if it is missing.
     async fn create_chroot(&self) -> client::Answer<()> {
         let chroot = self.layout.chroot.as_str();
-        match self.client.call(Request::exists(if chroot.is_empty() { "/" } else { chroot })).await {
+        match self
+            .client
+            .call(Request::exists(if chroot.is_empty() { "/" } else { chroot }))
+            .await
+        {
             Err(Failure::Refused(code::NO_NODE)) => {}
             other => return other.map(|_| ()),
         }
-        let ends = chroot.match_indices('/').skip(1).map(|(at, _)| at).chain([chroot.len()]);
+        let ends = chroot
+            .match_indices('/')
+            .skip(1)
+            .map(|(at, _)| at)
+            .chain([chroot.len()]);
         for end in ends {
             let create = Request::create(&chroot[..end], &[], self.layout.access, Kind::Persistent);
             match self.client.call(create).await {
@@ -189,7 +205,11 @@ impl Engine for ZookeeperEngine {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
         let answer = match claim.keys() {
-            [key] => self.store.attempt(key, &[claim]).await.map(|mut answers| answers.remove(0)),
+            [key] => self
+                .store
+                .attempt(key, &[claim])
+                .await
+                .map(|mut answers| answers.remove(0)),
             _ => self.store.attempt_set(claim).await,
         };
         answer.map_err(|failure| self.store.error("acquire", &failure))
@@ -261,7 +281,9 @@ impl Engine for ZookeeperEngine {
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let listed = self.store.list(prefix, page_timeout).await;
-        listed.ok_or_else(|| self.no_answer("list", page_timeout))?.map_err(|failure| self.store.error("list", &failure))
+        listed
+            .ok_or_else(|| self.no_answer("list", page_timeout))?
+            .map_err(|failure| self.store.error("list", &failure))
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

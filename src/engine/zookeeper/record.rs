@@ -78,11 +78,24 @@ pub(super) fn info(name: &str, record: Option<Record>, stat: &Stat, waiting: usi
     let remaining = record.as_ref().map(|record| record.ttl().duration());
     let fence = record.as_ref().and_then(Record::fence);
     let (holder, metadata) = record.map_or((None, None), |record| {
-        let process = Process { host: record.host, pid: record.pid };
+        let process = Process {
+            host: record.host,
+            pid: record.pid,
+        };
         let since_ms = record.since.unwrap_or(stat.created_ms.max(0) as u64);
-        (Some(Holder { process, since_ms }), record.metadata.as_deref().map(str::to_owned))
+        (
+            Some(Holder { process, since_ms }),
+            record.metadata.as_deref().map(str::to_owned),
+        )
     });
-    LockInfo { name: name.to_owned(), remaining, fence, holder, metadata, waiting: Some(waiting as u64) }
+    LockInfo {
+        name: name.to_owned(),
+        remaining,
+        fence,
+        holder,
+        metadata,
+        waiting: Some(waiting as u64),
+    }
 }
 
 #[cfg(test)]
@@ -103,7 +116,13 @@ mod tests {
         assert_eq!(Record::parse(&record.to_json()), Some(record.clone()));
         let short = Record::parse(br#"{"ttl":1,"host":"h","pid":7,"more":[]}"#).unwrap();
         assert_eq!((short.r#use, short.fence, short.metadata), (Use::Claim, None, None));
-        for other in [&b""[..], b"10.0.0.1", b"{}", b"\xff", br#"{"ttl":-1,"host":"h","pid":7}"#] {
+        for other in [
+            &b""[..],
+            b"10.0.0.1",
+            b"{}",
+            b"\xff",
+            br#"{"ttl":-1,"host":"h","pid":7}"#,
+        ] {
             assert_eq!(Record::parse(other), None, "{other:?}");
         }
     }

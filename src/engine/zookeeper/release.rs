@@ -31,7 +31,11 @@ impl Store {
         let read = self.client.call(self.name_reads(keys));
         synced.await?;
         let names = NameState::all(&read.await?.parts()?)?;
-        if names.len() == keys.len() { Ok(names) } else { Err(Failure::Malformed) }
+        if names.len() == keys.len() {
+            Ok(names)
+        } else {
+            Err(Failure::Malformed)
+        }
     }
 
     /// Reads the first entry of each name that `selects` selects. An entry that is deleted meanwhile is left out.
@@ -50,7 +54,10 @@ impl Store {
         if found.is_empty() {
             return Ok(Vec::new());
         }
-        let reads: Vec<_> = found.iter().map(|(key, child, ..)| Request::data(&self.layout.entry(key, &child.name))).collect();
+        let reads: Vec<_> = found
+            .iter()
+            .map(|(key, child, ..)| Request::data(&self.layout.entry(key, &child.name)))
+            .collect();
         let parts = self.client.call(Request::multi_read(&reads)).await?.parts()?;
         let mut seen = Vec::with_capacity(found.len());
         for ((key, child, folder, is_first), part) in found.into_iter().zip(parts) {
@@ -62,8 +69,18 @@ impl Store {
             };
             let record = Record::parse(&data);
             let is_holder = is_first && record.as_ref().is_none_or(|record| record.r#use != Use::Set);
-            let node = Node { key: key.clone(), child: child.clone(), version: stat.version };
-            seen.push(Seen { node, record, stat, folder, is_holder });
+            let node = Node {
+                key: key.clone(),
+                child: child.clone(),
+                version: stat.version,
+            };
+            seen.push(Seen {
+                node,
+                record,
+                stat,
+                folder,
+                is_holder,
+            });
         }
         Ok(seen)
     }
@@ -82,7 +99,10 @@ impl Store {
             return Ok(Released::Freed);
         }
         let path = |node: &Node| self.layout.entry(&node.key, &node.child.name);
-        let deletions = own.nodes.iter().map(|node| self.client.call_urgently(Request::delete(&path(node), -1)));
+        let deletions = own
+            .nodes
+            .iter()
+            .map(|node| self.client.call_urgently(Request::delete(&path(node), -1)));
         let mut all_held = is_held;
         for deletion in deletions.collect::<Vec<_>>() {
             all_held &= deleted(deletion.await)?;
@@ -93,15 +113,30 @@ impl Store {
     /// Finds the entries of a claim that this engine does not know. `None`: there are none.
     async fn find_claim(&self, claim: &Claim) -> Answer<Option<Own>> {
         let names = self.look(claim.keys()).await?;
-        let mut seen = self.see(claim.keys(), &names, |child| child.is_of(&claim.owner)).await?;
+        let mut seen = self
+            .see(claim.keys(), &names, |child| child.is_of(&claim.owner))
+            .await?;
         let is_held = seen.len() == claim.keys().len() && seen.iter().all(|seen| seen.is_holder);
-        let Some(Seen { stat, .. }) = seen.first() else { return Ok(None) };
+        let Some(Seen { stat, .. }) = seen.first() else {
+            return Ok(None);
+        };
         let session = stat.session;
         let record = seen[0].record.take().unwrap_or_else(|| Record::new(claim));
-        let phase = if is_held { Phase::Held(record.fence().unwrap_or(Fence::NONE)) } else { Phase::Waiting };
+        let phase = if is_held {
+            Phase::Held(record.fence().unwrap_or(Fence::NONE))
+        } else {
+            Phase::Waiting
+        };
         let nodes: Vec<Node> = seen.into_iter().map(|seen| seen.node).collect();
         self.delete_repeats(claim, &names).await?;
-        Ok(Some(Own { nodes, phase, record, session, is_set: claim.keys().len() > 1, needs_token: false }))
+        Ok(Some(Own {
+            nodes,
+            phase,
+            record,
+            session,
+            is_set: claim.keys().len() > 1,
+            needs_token: false,
+        }))
     }
 
     /// Deletes repeated entries of the owner: of requests whose replies were lost. Returns whether there were any.
@@ -127,16 +162,30 @@ impl Store {
             record.fence = Some(fence.0);
         }
         (record.r#use, record.ttl) = (Use::Kept, Ttl::clamped(keep).as_millis());
-        let answer = self.client.call_urgently(self.replacement(&own.nodes, &owner, &record)).await?;
+        let answer = self
+            .client
+            .call_urgently(self.replacement(&own.nodes, &owner, &record))
+            .await?;
         if answer.parts()?.iter().any(|part| matches!(part, Part::Failed(_))) {
             return Ok(false);
         }
         let replaced = |node: &Node| {
             let child = Child::parse(&node.child.replaced(&owner))?;
-            Some(Node { key: node.key.clone(), child, version: 0 })
+            Some(Node {
+                key: node.key.clone(),
+                child,
+                version: 0,
+            })
         };
         let nodes = own.nodes.iter().filter_map(replaced).collect();
-        let kept = Own { nodes, phase: Phase::Kept, record, session: answer.session, is_set: false, needs_token: false };
+        let kept = Own {
+            nodes,
+            phase: Phase::Kept,
+            record,
+            session: answer.session,
+            is_set: false,
+            needs_token: false,
+        };
         self.own.insert(&owner, kept);
         self.ends.insert(owner, (), Moment::now() + keep);
         Ok(true)
@@ -162,7 +211,9 @@ impl Store {
         let keys = std::slice::from_ref(key);
         for _ in 0..ROUNDS * 4 {
             let names = self.look(keys).await?;
-            let Some(oldest) = names[0].children.first() else { return Ok(false) };
+            let Some(oldest) = names[0].children.first() else {
+                return Ok(false);
+            };
             let seen = self.see(keys, &names, |child| child == oldest).await?;
             match seen.first() {
                 None => {}

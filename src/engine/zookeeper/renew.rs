@@ -43,8 +43,11 @@ impl Store {
         let nodes: Vec<&Node> = known.iter().flatten().flat_map(|own| &own.nodes).collect();
         let synced = (!nodes.is_empty()).then(|| self.client.call_urgently(Request::sync("/")));
         let read = |nodes: &[&Node]| {
-            let reads = nodes.iter().map(|node| Request::data(&self.layout.entry(&node.key, &node.child.name)));
-            self.client.call_urgently(Request::multi_read(&reads.collect::<Vec<_>>()))
+            let reads = nodes
+                .iter()
+                .map(|node| Request::data(&self.layout.entry(&node.key, &node.child.name)));
+            self.client
+                .call_urgently(Request::multi_read(&reads.collect::<Vec<_>>()))
         };
         let reads: Vec<_> = nodes.chunks(READ_SIZE).map(read).collect();
         let mut failure = match synced {
@@ -131,7 +134,8 @@ impl Store {
                         self.forget(owner);
                     } else {
                         // The server may have written it.
-                        self.own.update(owner, |own| own.nodes.iter_mut().for_each(|node| node.version = -1));
+                        self.own
+                            .update(owner, |own| own.nodes.iter_mut().for_each(|node| node.version = -1));
                     }
                     return Err(failure);
                 }
@@ -139,7 +143,10 @@ impl Store {
         }
         self.own.update(owner, |own| {
             own.record = record;
-            own.nodes.iter_mut().zip(versions).for_each(|(node, version)| node.version = version);
+            own.nodes
+                .iter_mut()
+                .zip(versions)
+                .for_each(|(node, version)| node.version = version);
         });
         Ok(())
     }
@@ -177,7 +184,9 @@ impl Store {
     /// token. `None`: the owner does not hold all names.
     pub(super) async fn adopt(&self, claim: &Claim, ttl: Ttl) -> Answer<Option<Fence>> {
         for _ in 0..ROUNDS {
-            let Some(seen) = self.held_entries(claim, None).await? else { return Ok(None) };
+            let Some(seen) = self.held_entries(claim, None).await? else {
+                return Ok(None);
+            };
             let record = shared_record(claim, ttl, &seen);
             let fence = fence_of(&seen);
             let own = Own {
@@ -212,7 +221,9 @@ impl Store {
     pub(super) async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Answer<Renewed> {
         for _ in 0..ROUNDS {
             let sent = Moment::now();
-            let Some(seen) = self.held_entries(claim, Some(to)).await? else { return Ok(Renewed::Lost) };
+            let Some(seen) = self.held_entries(claim, Some(to)).await? else {
+                return Ok(Renewed::Lost);
+            };
             let mut record = shared_record(claim, claim.ttl, &seen);
             (record.host, record.pid) = (claim.process.host.clone(), claim.process.pid);
             let fence = fence_of(&seen);
@@ -238,7 +249,14 @@ impl Store {
             nodes.sort_by(|one, other| one.key.cmp(&other.key));
             let end = Moment::now() + record.ttl().duration();
             let is_set = nodes.len() > 1;
-            let own = Own { nodes, phase: Phase::Held(fence), record, session, is_set, needs_token: claim.needs_token };
+            let own = Own {
+                nodes,
+                phase: Phase::Held(fence),
+                record,
+                session,
+                is_set,
+                needs_token: claim.needs_token,
+            };
             self.own.insert(to, own);
             self.ends.insert(to.clone(), (), end);
             self.confirm(session, sent, claim.ttl).await?;
@@ -250,7 +268,10 @@ impl Store {
 
 /// Returns the data of a lease with a ttl that is not shorter than the one before.
 fn shared_record(claim: &Claim, ttl: Ttl, seen: &[Seen]) -> Record {
-    let mut record = seen.iter().find_map(|seen| seen.record.clone()).unwrap_or_else(|| Record::new(claim));
+    let mut record = seen
+        .iter()
+        .find_map(|seen| seen.record.clone())
+        .unwrap_or_else(|| Record::new(claim));
     let ttls = seen.iter().filter_map(|seen| seen.record.as_ref()).map(Record::ttl);
     record.ttl = ttls.fold(ttl, Ttl::max).as_millis();
     if let Some(stat) = seen.first().map(|seen| seen.stat) {
@@ -262,7 +283,11 @@ fn shared_record(claim: &Claim, ttl: Ttl, seen: &[Seen]) -> Record {
 
 /// Returns the fencing token of a lease.
 fn fence_of(seen: &[Seen]) -> Fence {
-    let written = seen.iter().filter_map(|seen| seen.record.as_ref()?.fence()).map(|fence| fence.0).max();
+    let written = seen
+        .iter()
+        .filter_map(|seen| seen.record.as_ref()?.fence())
+        .map(|fence| fence.0)
+        .max();
     let changes = seen.iter().map(|seen| seen.folder.last_child_change as u64).max();
     Fence(written.or(changes).unwrap_or_default())
 }

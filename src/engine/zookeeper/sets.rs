@@ -27,12 +27,14 @@ impl NameState {
     /// Reads the parts of [`name_reads`].
     pub(super) fn all(parts: &[Part]) -> Answer<Vec<Self>> {
         let state = |parts: &[Part]| match parts {
-            [Part::Children(names), Part::Data(_, stat)] => {
-                Ok(NameState { children: Child::all(names), folder: Some(*stat) })
-            }
-            [Part::Failed(code::NO_NODE), _] | [_, Part::Failed(code::NO_NODE)] => {
-                Ok(NameState { children: Vec::new(), folder: None })
-            }
+            [Part::Children(names), Part::Data(_, stat)] => Ok(NameState {
+                children: Child::all(names),
+                folder: Some(*stat),
+            }),
+            [Part::Failed(code::NO_NODE), _] | [_, Part::Failed(code::NO_NODE)] => Ok(NameState {
+                children: Vec::new(),
+                folder: None,
+            }),
             [Part::Failed(code), _] | [_, Part::Failed(code)] => Err(Failure::Refused(*code)),
             _ => Err(Failure::Malformed),
         };
@@ -63,7 +65,11 @@ impl Store {
         let keys = claim.keys();
         let mut nodes = self.own.get(&claim.owner).map(|own| own.nodes).unwrap_or_default();
         // The first attempt expects that all names are free.
-        let mut missing: Vec<&Key> = if nodes.is_empty() { keys.iter().collect() } else { Vec::new() };
+        let mut missing: Vec<&Key> = if nodes.is_empty() {
+            keys.iter().collect()
+        } else {
+            Vec::new()
+        };
         let mut extra: Vec<Node> = Vec::new();
         let mut marks = !nodes.is_empty();
         for _ in 0..ROUNDS {
@@ -105,7 +111,10 @@ impl Store {
                 return Ok(Acquired::Granted { fence });
             }
             nodes = found_nodes(claim, &names, &nodes);
-            let was_held = self.own.get(&claim.owner).is_some_and(|own| own.phase != Phase::Waiting);
+            let was_held = self
+                .own
+                .get(&claim.owner)
+                .is_some_and(|own| own.phase != Phase::Waiting);
             if was_held && nodes.len() < keys.len() {
                 // It has lost the lease of an earlier attempt.
                 self.forget_entry(claim);
@@ -117,12 +126,23 @@ impl Store {
                 Some(_) => &[],
                 None => keys,
             };
-            missing = wanted.iter().filter(|key| !nodes.iter().any(|node| node.key == **key)).collect();
-            extra = nodes.iter().filter(|node| !wanted.contains(&node.key)).cloned().collect();
+            missing = wanted
+                .iter()
+                .filter(|key| !nodes.iter().any(|node| node.key == **key))
+                .collect();
+            extra = nodes
+                .iter()
+                .filter(|node| !wanted.contains(&node.key))
+                .cloned()
+                .collect();
             match busy {
-                None if missing.is_empty() => return self.grant_set(claim, sent, nodes, &names, (reply.session, marks)).await,
+                None if missing.is_empty() => {
+                    return self.grant_set(claim, sent, nodes, &names, (reply.session, marks)).await;
+                }
                 Some(busy) if missing.is_empty() => {
-                    return self.wait_set(claim, nodes, &extra, &names[busy], &keys[busy], reply.session).await;
+                    return self
+                        .wait_set(claim, nodes, &extra, &names[busy], &keys[busy], reply.session)
+                        .await;
                 }
                 _ => marks = true,
             }
@@ -167,7 +187,9 @@ impl Store {
         let fence = match known.as_ref().map(|own| own.phase) {
             Some(Phase::Held(fence)) => fence,
             _ => {
-                let changes = names.iter().filter_map(|name| name.folder.map(|stat| stat.last_child_change));
+                let changes = names
+                    .iter()
+                    .filter_map(|name| name.folder.map(|stat| stat.last_child_change));
                 Fence(changes.max().unwrap_or_default() as u64)
             }
         };
@@ -175,7 +197,14 @@ impl Store {
             Some(own) => (own.record, own.phase != Phase::Waiting),
             None => (Record::new(claim), false),
         };
-        let own = Own { nodes, phase: Phase::Waiting, record, session, is_set: true, needs_token: claim.needs_token };
+        let own = Own {
+            nodes,
+            phase: Phase::Waiting,
+            record,
+            session,
+            is_set: true,
+            needs_token: claim.needs_token,
+        };
         self.own.insert(&claim.owner, own);
         self.own.update(&claim.owner, |own| match is_held || !marked {
             true => own.phase = Phase::Held(fence),
@@ -208,7 +237,10 @@ impl Store {
         nodes.retain(|node| !extra.iter().any(|other| other.key == node.key));
         let mut record = Record::new(claim);
         record.r#use = Use::Set;
-        let is_marked = self.own.get(&claim.owner).is_some_and(|own| own.nodes.len() == nodes.len());
+        let is_marked = self
+            .own
+            .get(&claim.owner)
+            .is_some_and(|own| own.nodes.len() == nodes.len());
         let mut requests: Vec<Request> = extra.iter().map(|node| self.deletion(node)).collect();
         if !is_marked {
             let data = record.to_json();
@@ -217,7 +249,14 @@ impl Store {
         }
         let changes = (!requests.is_empty()).then(|| self.client.call(Request::multi(&requests)));
         if claim.waiting {
-            let own = Own { nodes, phase: Phase::Waiting, record, session, is_set: true, needs_token: claim.needs_token };
+            let own = Own {
+                nodes,
+                phase: Phase::Waiting,
+                record,
+                session,
+                is_set: true,
+                needs_token: claim.needs_token,
+            };
             self.own.insert(&claim.owner, own);
             self.wait(claim, key);
         } else {
@@ -228,13 +267,20 @@ impl Store {
             None => None,
         };
         if let Some(changes) = changes
-            && changes.await?.parts()?.iter().any(|part| matches!(part, Part::Failed(_)))
+            && changes
+                .await?
+                .parts()?
+                .iter()
+                .any(|part| matches!(part, Part::Failed(_)))
         {
             // An entry was deleted in the meantime: the next attempt reads what exists.
             self.forget(&claim.owner);
             return Err(Failure::Refused(code::NO_NODE));
         }
-        Ok(Acquired::Held { key: key.clone(), retry_after })
+        Ok(Acquired::Held {
+            key: key.clone(),
+            retry_after,
+        })
     }
 }
 
@@ -244,7 +290,11 @@ fn found_nodes(claim: &Claim, names: &[NameState], known: &[Node]) -> Vec<Node> 
         let child = name.children.iter().find(|child| child.is_of(&claim.owner))?.clone();
         let before = known.iter().find(|node| node.key == *key && node.child == child);
         let version = before.map_or(-1, |node| node.version);
-        Some(Node { key: key.clone(), child, version })
+        Some(Node {
+            key: key.clone(),
+            child,
+            version,
+        })
     };
     claim.keys().iter().zip(names).filter_map(found).collect()
 }

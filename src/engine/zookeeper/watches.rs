@@ -41,7 +41,9 @@ impl Store {
                 }
             }
             Event::Node { path, change } => {
-                let Some((key, child)) = self.layout.split(path) else { return };
+                let Some((key, child)) = self.layout.split(path) else {
+                    return;
+                };
                 let Some(child) = Child::parse(child) else { return };
                 let change = match change {
                     client::Change::Created => Change::Created(child.mirrored()),
@@ -117,7 +119,13 @@ impl Store {
     pub(super) fn grant(self: &Arc<Self>, granted: Vec<Granted>) {
         for Granted { key, owner } in granted {
             let own = self.own.get(&owner).filter(|own| !own.is_set);
-            let Some(Own { nodes, needs_token, session, .. }) = own else {
+            let Some(Own {
+                nodes,
+                needs_token,
+                session,
+                ..
+            }) = own
+            else {
                 self.entries.wake(&owner);
                 continue;
             };
@@ -125,9 +133,14 @@ impl Store {
                 self.hand_off(&owner, Fence::NONE, session);
                 continue;
             }
-            let Some(Node { child, .. }) = nodes.into_iter().next() else { continue };
+            let Some(Node { child, .. }) = nodes.into_iter().next() else {
+                continue;
+            };
             // The token of a state that has the entry: it is the oldest one in it.
-            let reads = [Request::data(&self.layout.entry(&key, &child.name)), Request::data(&self.layout.folder(&key))];
+            let reads = [
+                Request::data(&self.layout.entry(&key, &child.name)),
+                Request::data(&self.layout.folder(&key)),
+            ];
             let weak = Arc::downgrade(self);
             self.client.call_in_order(Request::multi_read(&reads), move |answer| {
                 let Some(store) = weak.upgrade() else { return };
@@ -152,10 +165,13 @@ impl Store {
             own.set_phase(Phase::Held(fence));
             Some(own.record.ttl())
         });
-        let Some(ttl) = ttl.flatten() else { return self.entries.wake(owner) };
+        let Some(ttl) = ttl.flatten() else {
+            return self.entries.wake(owner);
+        };
         let now = Moment::now();
         if is_subscribed {
-            self.ends.insert(owner.clone(), (), now + ttl.duration().min(RESERVATION));
+            self.ends
+                .insert(owner.clone(), (), now + ttl.duration().min(RESERVATION));
         }
         self.records.insert(owner.clone(), (), now + RECORD_DELAY);
         let until = state.until.min(now + ttl.validity());
@@ -201,7 +217,11 @@ impl Store {
     async fn delete(&self, mut own: Own) {
         while !own.nodes.is_empty() && self.client.state().id == own.session {
             let deletion = |node: &Node| Request::delete(&self.layout.entry(&node.key, &node.child.name), node.version);
-            let answers: Vec<_> = own.nodes.iter().map(|node| self.client.call_urgently(deletion(node))).collect();
+            let answers: Vec<_> = own
+                .nodes
+                .iter()
+                .map(|node| self.client.call_urgently(deletion(node)))
+                .collect();
             let mut left = Vec::new();
             for (node, answer) in own.nodes.into_iter().zip(answers) {
                 match answer.await {

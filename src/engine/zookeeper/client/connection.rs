@@ -79,9 +79,15 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
     let timeout_ms = i32::try_from(login.session_timeout.as_millis()).unwrap_or(i32::MAX);
     let request = messages::connect(key.last_zxid, timeout_ms, key.id, &key.password);
     let sent = Moment::now();
-    let frame = ask(&mut stream, &request).await.map_err(|error| greeting(&error, login))?;
+    let frame = ask(&mut stream, &request)
+        .await
+        .map_err(|error| greeting(&error, login))?;
     let answered = Moment::now();
-    let Connected { timeout_ms, id, password } = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
+    let Connected {
+        timeout_ms,
+        id,
+        password,
+    } = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
     if timeout_ms == 0 {
         return Ok(Opened::Expired);
     }
@@ -94,21 +100,32 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
         match messages::head(&frame) {
             Ok((head, _)) if head.number == LOGIN && head.code == code::OK => {}
             Ok((head, _)) if head.number == LOGIN => {
-                return Err(ConnectFailure { text: refused.into(), passes: false });
+                return Err(ConnectFailure {
+                    text: refused.into(),
+                    passes: false,
+                });
             }
             _ => return Err(no_zookeeper()),
         }
     }
     Ok(Opened::Connection(Box::new(Connection {
         stream,
-        session: SessionKey { id, password, last_zxid: key.last_zxid },
+        session: SessionKey {
+            id,
+            password,
+            last_zxid: key.last_zxid,
+        },
         timeout: Duration::from_millis(timeout_ms.into()),
         sent,
         answered,
     })))
 }
 
-async fn shake_hands(server: &Server, files: &TlsFiles, socket: TcpStream) -> Result<impl Duplex + use<>, ConnectFailure> {
+async fn shake_hands(
+    server: &Server,
+    files: &TlsFiles,
+    socket: TcpStream,
+) -> Result<impl Duplex + use<>, ConnectFailure> {
     let config = client_config(files, Verified::Full).map_err(|error| ConnectFailure {
         text: error.to_string(),
         passes: false,
@@ -121,12 +138,17 @@ async fn shake_hands(server: &Server, files: &TlsFiles, socket: TcpStream) -> Re
     connected.map_err(|error| {
         let tls = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
         let advice = match tls.and_then(CertificateFault::of) {
-            Some(CertificateFault::Untrusted) => "set tls.caFile or tls.ca to the authority of the server's certificate",
+            Some(CertificateFault::Untrusted) => {
+                "set tls.caFile or tls.ca to the authority of the server's certificate"
+            }
             Some(CertificateFault::OtherName) => "use a host of the URL that is in the server's certificate",
             Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
             None => "check that the port is the server's secureClientPort",
         };
-        ConnectFailure { text: format!("no TLS connection: {error}; {advice}"), passes: crate::error::is_passing(&error) }
+        ConnectFailure {
+            text: format!("no TLS connection: {error}; {advice}"),
+            passes: crate::error::is_passing(&error),
+        }
     })
 }
 
@@ -144,7 +166,10 @@ async fn ask(stream: &mut dyn Duplex, message: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 fn failed(what: &str, error: &io::Error) -> ConnectFailure {
-    ConnectFailure { text: format!("{what}: {error}"), passes: crate::error::is_passing(error) }
+    ConnectFailure {
+        text: format!("{what}: {error}"),
+        passes: crate::error::is_passing(error),
+    }
 }
 
 /// Describes a server that did not open a session.
@@ -154,13 +179,21 @@ fn greeting(error: &io::Error, login: &Login) -> ConnectFailure {
     }
     let advice = match login.tls {
         // TLS 1.3: the server checks the client's certificate after the handshake of the client.
-        Some(_) => "the server may require a client certificate (tls.certFile, tls.keyFile), have no quorum, or have too many connections",
+        Some(_) => {
+            "the server may require a client certificate (tls.certFile, tls.keyFile), have no quorum, or have too many connections"
+        }
         None => "the server may have no quorum, or too many connections (maxClientCnxns)",
     };
-    ConnectFailure { text: format!("the server opened no session ({error}): {advice}"), passes: true }
+    ConnectFailure {
+        text: format!("the server opened no session ({error}): {advice}"),
+        passes: true,
+    }
 }
 
 fn no_zookeeper() -> ConnectFailure {
     let text = "the answer is none of ZooKeeper: check the port, and whether it needs TLS (zookeepers://)";
-    ConnectFailure { text: text.into(), passes: false }
+    ConnectFailure {
+        text: text.into(),
+        passes: false,
+    }
 }

@@ -33,7 +33,10 @@ impl Evidence {
     /// Begins with the request that has opened the session or moved it, which the leader has answered. Returns the evidence, and
     /// until when the session lasts.
     pub(super) fn new(timeout: Duration, sent: Moment, answered: Moment) -> (Self, Moment) {
-        let evidence = Evidence { timeout, syncs: VecDeque::from([(sent, answered)]) };
+        let evidence = Evidence {
+            timeout,
+            syncs: VecDeque::from([(sent, answered)]),
+        };
         let until = evidence.end(sent);
         (evidence, until)
     }
@@ -45,7 +48,11 @@ impl Evidence {
 
     /// Records the answer to a sync. Returns until when the session lasts, if it is known.
     pub(super) fn answered(&mut self, sent: Moment, answered: Moment) -> Option<Moment> {
-        while self.syncs.front().is_some_and(|(oldest, _)| *oldest + self.timeout < sent) {
+        while self
+            .syncs
+            .front()
+            .is_some_and(|(oldest, _)| *oldest + self.timeout < sent)
+        {
             self.syncs.pop_front();
         }
         let latest = |before: Moment| self.syncs.iter().rev().find(|(_, answered)| *answered <= before);
@@ -93,7 +100,9 @@ mod tests {
     fn syncs_that_arrived_together_are_no_chain() {
         let (mut evidence, until) = Evidence::new(T, at(0), at(1));
         assert_eq!(until, at(9898));
-        let late: Vec<_> = (1..10).map(|index| evidence.answered(at(500 * index), at(5000))).collect();
+        let late: Vec<_> = (1..10)
+            .map(|index| evidence.answered(at(500 * index), at(5000)))
+            .collect();
         assert!(late.iter().flatten().all(|later| *later == at(9898)), "{late:?}");
         // The next chain begins with their answers.
         assert_eq!(evidence.answered(at(5100), at(5101)), Some(at(9898)));

@@ -97,7 +97,15 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let written = Writer::default().int(-7).long(1 << 40).flag(true).text("é").buffer(&[]).int(2).text("a").text("b");
+        let written = Writer::default()
+            .int(-7)
+            .long(1 << 40)
+            .flag(true)
+            .text("é")
+            .buffer(&[])
+            .int(2)
+            .text("a")
+            .text("b");
         let mut reader = Reader(&written.0);
         assert_eq!(reader.int(), Ok(-7));
         assert_eq!(reader.long(), Ok(1 << 40));

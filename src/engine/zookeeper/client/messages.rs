@@ -85,8 +85,18 @@ impl Request {
             Access::Everyone => ("world", "anyone"),
             Access::Creator => ("auth", ""),
         };
-        let acl = Writer::default().text(path).buffer(data).int(1).int(ALL).text(scheme).text(id);
-        let op = if kind == Kind::Container { op::CREATE_CONTAINER } else { op::CREATE2 };
+        let acl = Writer::default()
+            .text(path)
+            .buffer(data)
+            .int(1)
+            .int(ALL)
+            .text(scheme)
+            .text(id);
+        let op = if kind == Kind::Container {
+            op::CREATE_CONTAINER
+        } else {
+            op::CREATE2
+        };
         Self::new(op, acl.int(kind as i32))
     }
 
@@ -195,7 +205,11 @@ impl Connected {
         let _protocol = reader.int()?;
         let timeout_ms = reader.int()?.max(0) as u32;
         let (id, password) = (reader.long()?, reader.buffer()?.to_vec());
-        Ok(Connected { timeout_ms, id, password })
+        Ok(Connected {
+            timeout_ms,
+            id,
+            password,
+        })
     }
 }
 
@@ -252,7 +266,12 @@ impl Stat {
         let (_czxid, _mzxid, created_ms, _mtime) = (reader.long()?, reader.long()?, reader.long()?, reader.long()?);
         let (version, _cversion, _aversion) = (reader.int()?, reader.int()?, reader.int()?);
         let (session, _data_length, _children) = (reader.long()?, reader.int()?, reader.int()?);
-        Ok(Stat { created_ms, version, session, last_child_change: reader.long()? })
+        Ok(Stat {
+            created_ms,
+            version,
+            session,
+            last_child_change: reader.long()?,
+        })
     }
 }
 
@@ -277,6 +296,7 @@ pub(in super::super) struct Reply {
 
 impl Reply {
     /// Reads the path of a new node.
+    #[cfg(test)]
     pub(in super::super) fn created(&self) -> Result<String, Malformed> {
         let mut reader = Reader(&self.body);
         reader.text().map(str::to_owned)
@@ -332,15 +352,30 @@ mod tests {
     use super::*;
 
     fn reply(body: Writer) -> Reply {
-        Reply { body: body.0, session: 1 }
+        Reply {
+            body: body.0,
+            session: 1,
+        }
     }
 
     fn stat(writer: Writer) -> Writer {
-        let writer = writer.long(1).long(2).long(1_700_000_000_000).long(3).int(4).int(5).int(6);
+        let writer = writer
+            .long(1)
+            .long(2)
+            .long(1_700_000_000_000)
+            .long(3)
+            .int(4)
+            .int(5)
+            .int(6);
         writer.long(77).int(8).int(9).long(10)
     }
 
-    const STAT: Stat = Stat { created_ms: 1_700_000_000_000, version: 4, session: 77, last_child_change: 10 };
+    const STAT: Stat = Stat {
+        created_ms: 1_700_000_000_000,
+        version: 4,
+        session: 77,
+        last_child_change: 10,
+    };
 
     fn parts() -> Writer {
         let part = |writer: Writer, kind| writer.int(kind).flag(false).int(0);
@@ -370,9 +405,29 @@ mod tests {
         let event_body = Writer::default().int(2).int(3).text("/a/b").0;
         assert_eq!(event(&event_body), Ok((Change::Deleted, "/a/b")));
         let head_body = Writer::default().int(7).long(8).int(-101).int(9).0;
-        assert_eq!(head(&head_body), Ok((Head { number: 7, zxid: 8, code: -101 }, &[0, 0, 0, 9][..])));
-        let connected = Writer::default().int(0).int(10_000).long(5).buffer(b"secret").flag(false).0;
-        let expected = Connected { timeout_ms: 10_000, id: 5, password: b"secret".to_vec() };
+        assert_eq!(
+            head(&head_body),
+            Ok((
+                Head {
+                    number: 7,
+                    zxid: 8,
+                    code: -101
+                },
+                &[0, 0, 0, 9][..]
+            ))
+        );
+        let connected = Writer::default()
+            .int(0)
+            .int(10_000)
+            .long(5)
+            .buffer(b"secret")
+            .flag(false)
+            .0;
+        let expected = Connected {
+            timeout_ms: 10_000,
+            id: 5,
+            password: b"secret".to_vec(),
+        };
         assert_eq!(Connected::parse(&connected), Ok(expected));
     }
 
@@ -381,22 +436,42 @@ mod tests {
     fn cut_and_damaged_messages_are_errors_or_other_values() {
         let whole = parts().0;
         for length in 0..whole.len() {
-            assert_eq!(reply(Writer(whole[..length].to_vec())).parts(), Err(Malformed), "{length}");
+            assert_eq!(
+                reply(Writer(whole[..length].to_vec())).parts(),
+                Err(Malformed),
+                "{length}"
+            );
         }
         let children = stat(Writer::default().int(2).text("a").text("b")).0;
         for length in 0..children.len() {
-            assert!(reply(Writer(children[..length].to_vec())).children().is_err(), "{length}");
+            assert!(
+                reply(Writer(children[..length].to_vec())).children().is_err(),
+                "{length}"
+            );
         }
         for _ in 0..20_000 {
-            let mut damaged = if fastrand::bool() { whole.clone() } else { children.clone() };
+            let mut damaged = if fastrand::bool() {
+                whole.clone()
+            } else {
+                children.clone()
+            };
             for _ in 0..fastrand::usize(1..4) {
                 let at = fastrand::usize(..damaged.len());
                 damaged[at] = fastrand::u8(..);
             }
             damaged.truncate(fastrand::usize(..=damaged.len()));
-            let _ = (head(&damaged).is_ok(), event(&damaged).is_ok(), Connected::parse(&damaged).is_ok());
+            let _ = (
+                head(&damaged).is_ok(),
+                event(&damaged).is_ok(),
+                Connected::parse(&damaged).is_ok(),
+            );
             let reply = reply(Writer(damaged));
-            let _ = (reply.parts().is_ok(), reply.children().is_ok(), reply.stat().is_ok(), reply.created().is_ok());
+            let _ = (
+                reply.parts().is_ok(),
+                reply.children().is_ok(),
+                reply.stat().is_ok(),
+                reply.created().is_ok(),
+            );
         }
     }
 }

@@ -133,7 +133,11 @@ impl Shared {
             let mut queue = self.queue.lock();
             if !queue.is_closed {
                 let pending = Pending { request, sink };
-                if is_urgent { queue.urgent.push_back(pending) } else { queue.requests.push_back(pending) }
+                if is_urgent {
+                    queue.urgent.push_back(pending)
+                } else {
+                    queue.requests.push_back(pending)
+                }
                 drop(queue);
                 return self.wake.notify_one();
             }
@@ -164,7 +168,9 @@ pub(super) struct Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("servers", &self.shared.servers).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("servers", &self.shared.servers)
+            .finish_non_exhaustive()
     }
 }
 
@@ -179,7 +185,11 @@ impl Client {
             servers,
             queue: Mutex::default(),
             wake: Notify::new(),
-            state: watch::Sender::new(SessionState { id: 0, timeout: login.session_timeout, until: now }),
+            state: watch::Sender::new(SessionState {
+                id: 0,
+                timeout: login.session_timeout,
+                until: now,
+            }),
             failure: watch::Sender::new(None),
             events: OnceLock::new(),
             address: Mutex::default(),

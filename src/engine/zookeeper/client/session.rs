@@ -41,7 +41,11 @@ struct Session {
 pub(super) async fn run(shared: Arc<Shared>) {
     // All processes of a service would use the first server of their common list.
     let next_server = fastrand::usize(..shared.servers.len());
-    let mut session = Session { shared: shared.clone(), key: SessionKey::default(), next_server };
+    let mut session = Session {
+        shared: shared.clone(),
+        key: SessionKey::default(),
+        next_server,
+    };
     let mut backoff = RECONNECT;
     let failure = loop {
         let opened = tokio::select! {
@@ -106,7 +110,10 @@ impl Session {
                 }
             }
         }
-        Err(ConnectFailure { text: failures.join("; "), passes })
+        Err(ConnectFailure {
+            text: failures.join("; "),
+            passes,
+        })
     }
 
     async fn open_at(&mut self, server: &Server) -> Result<Box<Connection>, ConnectFailure> {
@@ -118,7 +125,12 @@ impl Session {
             match opened {
                 Ok(Ok(Opened::Connection(connection))) => return Ok(connection),
                 // The server has closed that connection: the next one gets a new session.
-                Ok(Ok(Opened::Expired)) => self.key = SessionKey { last_zxid: self.key.last_zxid, ..SessionKey::default() },
+                Ok(Ok(Opened::Expired)) => {
+                    self.key = SessionKey {
+                        last_zxid: self.key.last_zxid,
+                        ..SessionKey::default()
+                    }
+                }
                 Ok(Err(failure)) => return Err(failure),
                 Err(_) => {
                     let text = format!("no session within {} ms", limit.as_millis());
@@ -126,19 +138,36 @@ impl Session {
                 }
             }
         }
-        Err(ConnectFailure { text: "the server opened no session".into(), passes: true })
+        Err(ConnectFailure {
+            text: "the server opened no session".into(),
+            passes: true,
+        })
     }
 
     /// Uses a connection until it breaks or the client is closed.
     async fn serve(&mut self, connection: Connection) -> End {
-        let Connection { stream, session, timeout, sent, answered } = connection;
+        let Connection {
+            stream,
+            session,
+            timeout,
+            sent,
+            answered,
+        } = connection;
         let (evidence, until) = Evidence::new(timeout, sent, answered);
         self.key = session;
-        let state = SessionState { id: self.key.id, timeout, until };
+        let state = SessionState {
+            id: self.key.id,
+            timeout,
+            until,
+        };
         let shared = self.shared.clone();
         shared.state.send_modify(|current| {
             // The same session on another connection.
-            let until = if current.id == state.id { until.max(current.until) } else { until };
+            let until = if current.id == state.id {
+                until.max(current.until)
+            } else {
+                until
+            };
             *current = SessionState { until, ..state };
         });
         shared.report(Event::Connected);
@@ -285,7 +314,9 @@ impl Link<'_> {
             if length > MAX_REPLY {
                 return Err("the server sent a message of more than 16 MiB");
             }
-            let Some((frame, after)) = after.split_at_checked(length) else { break };
+            let Some((frame, after)) = after.split_at_checked(length) else {
+                break;
+            };
             self.handle(frame)?;
             rest = after;
         }
@@ -322,7 +353,10 @@ impl Link<'_> {
             });
         }
         let reply = match head.code {
-            code::OK => Ok(Reply { body: body.to_vec(), session: self.session }),
+            code::OK => Ok(Reply {
+                body: body.to_vec(),
+                session: self.session,
+            }),
             code => Err(Failure::Refused(code)),
         };
         answer(sink, reply);

@@ -23,7 +23,10 @@ where
             tokio::spawn(serve(stream, number));
         }
     });
-    Server { host: "127.0.0.1".into(), port }
+    Server {
+        host: "127.0.0.1".into(),
+        port,
+    }
 }
 
 async fn read_frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
@@ -36,7 +39,12 @@ async fn read_frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
 /// Answers the request for a session.
 async fn greet(stream: &mut TcpStream, session: i64) -> std::io::Result<()> {
     read_frame(stream).await?;
-    let body = Writer::default().int(0).int(TIMEOUT.as_millis() as i32).long(session).buffer(&[7; 16]).flag(false);
+    let body = Writer::default()
+        .int(0)
+        .int(TIMEOUT.as_millis() as i32)
+        .long(session)
+        .buffer(&[7; 16])
+        .flag(false);
     stream.write_all(&Writer::default().buffer(&body.0).0).await
 }
 
@@ -44,13 +52,20 @@ async fn greet(stream: &mut TcpStream, session: i64) -> std::io::Result<()> {
 async fn answer_all(stream: &mut TcpStream, code: i32) -> std::io::Result<()> {
     loop {
         let frame = read_frame(stream).await?;
-        let reply = Writer::default().int(i32::from_be_bytes(frame[..4].try_into().unwrap())).long(9).int(code);
+        let reply = Writer::default()
+            .int(i32::from_be_bytes(frame[..4].try_into().unwrap()))
+            .long(9)
+            .int(code);
         stream.write_all(&Writer::default().buffer(&reply.0).0).await?;
     }
 }
 
 async fn connect(servers: Vec<Server>) -> Result<Client, ConnectFailure> {
-    let login = Login { tls: None, digest: None, session_timeout: TIMEOUT };
+    let login = Login {
+        tls: None,
+        digest: None,
+        session_timeout: TIMEOUT,
+    };
     Client::connect(servers, login).await
 }
 
@@ -65,9 +80,15 @@ async fn a_server_that_is_none_is_named() {
     let failure = connect(vec![http, closing]).await.unwrap_err();
     assert!(names.iter().all(|name| failure.text.contains(name)), "{failure:?}");
     assert!(failure.text.contains("the answer is none of ZooKeeper") && failure.text.contains("may have no quorum"));
-    let nobody = Server { host: "127.0.0.1".into(), port: 1 };
+    let nobody = Server {
+        host: "127.0.0.1".into(),
+        port: 1,
+    };
     let failure = connect(vec![nobody]).await.unwrap_err();
-    assert!(failure.passes && failure.text.contains("127.0.0.1:1: cannot connect"), "{failure:?}");
+    assert!(
+        failure.passes && failure.text.contains("127.0.0.1:1: cannot connect"),
+        "{failure:?}"
+    );
 }
 
 #[tokio::test]
@@ -75,7 +96,9 @@ async fn replies_that_are_none_break_the_connection() {
     let oversized = Writer::default().int(i32::MAX).0;
     let other_number = Writer::default().buffer(&Writer::default().int(77).long(0).int(0).0).0;
     let cut = Writer::default().buffer(&[0; 7]).0;
-    let event = Writer::default().buffer(&Writer::default().int(-1).long(0).int(0).int(1).0).0;
+    let event = Writer::default()
+        .buffer(&Writer::default().int(-1).long(0).int(0).int(1).0)
+        .0;
     for bytes in [oversized, other_number, cut, event] {
         let hostile = bytes.clone();
         let server = server(move |mut stream, number| {
@@ -124,7 +147,10 @@ async fn a_silent_server_is_left_for_another_one() {
     let client = connect(servers).await.unwrap();
     let first = client.address();
     let failure = client.call(Request::exists("/a")).await.unwrap_err();
-    assert!(matches!(&failure, Failure::Broken(why) if why.contains("no answer within 1500 ms")), "{failure:?}");
+    assert!(
+        matches!(&failure, Failure::Broken(why) if why.contains("no answer within 1500 ms")),
+        "{failure:?}"
+    );
     client.call(Request::exists("/a")).await.unwrap();
     assert_ne!(client.address(), first);
 }
@@ -152,7 +178,10 @@ async fn an_expired_session_is_replaced() {
     });
     let client = connect(vec![server.await]).await.unwrap();
     assert!(client.lasts(5, Moment::now() + TIMEOUT / 2).await);
-    assert!(matches!(client.call(Request::exists("/a")).await, Err(Failure::Broken(_))));
+    assert!(matches!(
+        client.call(Request::exists("/a")).await,
+        Err(Failure::Broken(_))
+    ));
     let answer = client.call(Request::exists("/a")).await;
     assert!(matches!(answer, Err(Failure::Refused(code::NO_NODE))), "{answer:?}");
     assert_eq!(client.state().id, 6);
@@ -169,9 +198,15 @@ async fn requests_without_a_connection_wait_for_one_attempt() {
         Ok(())
     });
     let client = connect(vec![server.await]).await.unwrap();
-    assert!(matches!(client.call(Request::exists("/a")).await, Err(Failure::Broken(_))));
+    assert!(matches!(
+        client.call(Request::exists("/a")).await,
+        Err(Failure::Broken(_))
+    ));
     let failure = client.call(Request::exists("/a")).await.unwrap_err();
-    assert!(matches!(&failure, Failure::Unreachable(failure) if failure.passes), "{failure:?}");
+    assert!(
+        matches!(&failure, Failure::Unreachable(failure) if failure.passes),
+        "{failure:?}"
+    );
     let long = Request::set_data("/a", &vec![0; MAX_REQUEST], -1);
     assert!(matches!(client.call(long).await, Err(Failure::TooLong)));
     client.close().await;
@@ -192,7 +227,10 @@ async fn dropped_requests_are_not_sent_and_urgent_ones_go_first() {
             loop {
                 let frame = read_frame(&mut stream).await?;
                 let _ = sender.send(frame[4..].to_vec());
-                let reply = Writer::default().int(i32::from_be_bytes(frame[..4].try_into().unwrap())).long(9).int(0);
+                let reply = Writer::default()
+                    .int(i32::from_be_bytes(frame[..4].try_into().unwrap()))
+                    .long(9)
+                    .int(0);
                 stream.write_all(&Writer::default().buffer(&reply.0).0).await?;
             }
         }

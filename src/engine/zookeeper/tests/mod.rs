@@ -28,12 +28,17 @@ fn url() -> Option<String> {
 }
 
 async fn open(url: &str, prefix: &str) -> Arc<ZookeeperEngine> {
-    let settings = Settings { key_prefix: Some(prefix.to_owned()), ..Settings::default() };
+    let settings = Settings {
+        key_prefix: Some(prefix.to_owned()),
+        ..Settings::default()
+    };
     open_with(url, &settings).await
 }
 
 async fn open_with(url: &str, settings: &Settings) -> Arc<ZookeeperEngine> {
-    ZookeeperEngine::connect(ZookeeperConfig::parse(url, settings).unwrap()).await.unwrap()
+    ZookeeperEngine::connect(ZookeeperConfig::parse(url, settings).unwrap())
+        .await
+        .unwrap()
 }
 
 crate::engine::contract::contract_tests!(async |prefix: String| {
@@ -54,7 +59,12 @@ fn key(name: &str) -> Key {
 
 fn claim(names: &[&str], ttl: Duration) -> Claim {
     let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
-    Claim::new(&keys, OwnerToken::fresh(), Ttl::new(ttl).unwrap(), Arc::new(Process::current()))
+    Claim::new(
+        &keys,
+        OwnerToken::fresh(),
+        Ttl::new(ttl).unwrap(),
+        Arc::new(Process::current()),
+    )
 }
 
 fn waiting(names: &[&str], ttl: Duration) -> Claim {
@@ -89,6 +99,10 @@ async fn other_client(url: &str) -> Client {
 }
 
 async fn client_of(servers: Vec<Server>, digest: Option<&str>) -> Client {
-    let login = Login { tls: None, digest: digest.map(Into::into), session_timeout: Duration::from_secs(10) };
+    let login = Login {
+        tls: None,
+        digest: digest.map(Into::into),
+        session_timeout: Duration::from_secs(10),
+    };
     Client::connect(servers, login).await.unwrap()
 }

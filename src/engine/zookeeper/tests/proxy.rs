@@ -42,7 +42,9 @@ impl Proxy {
                 if *modes.borrow() == Mode::Closed {
                     continue;
                 }
-                let Ok(server) = TcpStream::connect(&server).await else { continue };
+                let Ok(server) = TcpStream::connect(&server).await else {
+                    continue;
+                };
                 let ((from, to), (back, forth)) = (client.into_split(), server.into_split());
                 tokio::spawn(forward(from, forth, modes.subscribe(), false));
                 tokio::spawn(forward(back, to, modes.subscribe(), true));

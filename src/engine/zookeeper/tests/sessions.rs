@@ -7,8 +7,11 @@ use crate::engine::RESERVATION;
 const SESSION: Duration = Duration::from_secs(4);
 
 async fn open_short(url: &str, prefix: &str) -> Arc<ZookeeperEngine> {
-    let settings =
-        Settings { key_prefix: Some(prefix.to_owned()), session_timeout: Some(SESSION), ..Settings::default() };
+    let settings = Settings {
+        key_prefix: Some(prefix.to_owned()),
+        session_timeout: Some(SESSION),
+        ..Settings::default()
+    };
     open_with(url, &settings).await
 }
 
@@ -46,7 +49,11 @@ async fn a_session_that_ends_takes_its_locks_with_it() {
     assert_eq!(engine.release(&held, Duration::ZERO).await.unwrap(), Released::NotHeld);
     woken(&mut subscription).await;
     busy(&engine, &waiter).await;
-    assert_eq!(other.inspect(&key("m")).await.unwrap().unwrap().waiting, Some(1), "it is in the queue again");
+    assert_eq!(
+        other.inspect(&key("m")).await.unwrap().unwrap().waiting,
+        Some(1),
+        "it is in the queue again"
+    );
 }
 
 /// A connection that breaks moves the session: locks and places stay.
@@ -108,7 +115,11 @@ async fn repeated_attempts_leave_one_entry() {
         let ours = claim(names, LONG);
         proxy.set(Mode::LosesReplies);
         let lost = engine.try_acquire(&ours).await;
-        assert!(lost.as_ref().is_err_and(|error| error.retryable && error.may_be_executed), "{lost:?}");
+        assert!(
+            lost.as_ref()
+                .is_err_and(|error| error.retryable && error.may_be_executed),
+            "{lost:?}"
+        );
         // The server closes a connection whose session has moved.
         proxy.set(Mode::Forwards);
         let fence = loop {
@@ -128,7 +139,11 @@ async fn repeated_attempts_leave_one_entry() {
         assert!(engine.try_acquire(&gone).await.is_err());
         proxy.set(Mode::Forwards);
         while engine.release(&gone, Duration::ZERO).await.is_err() {}
-        assert_eq!(other.list("", PAGE).await.unwrap(), [], "a release of an attempt without an answer");
+        assert_eq!(
+            other.list("", PAGE).await.unwrap(),
+            [],
+            "a release of an attempt without an answer"
+        );
         acquire(&other, &left).await;
         other.release(&left, Duration::ZERO).await.unwrap();
     }
@@ -168,7 +183,10 @@ async fn a_login_closes_its_nodes_to_others() {
     busy(&same, &claim(&["n"], LONG)).await;
     let other = open(&format!("{scheme}://us%3Aer:other@{hosts}{chroot}"), "").await;
     let error = other.try_acquire(&claim(&["n"], LONG)).await.unwrap_err();
-    assert!(!error.retryable && error.to_string().contains("NoAuth (-102)"), "{error}");
+    assert!(
+        !error.retryable && error.to_string().contains("NoAuth (-102)"),
+        "{error}"
+    );
     assert!(error.to_string().contains("create, read, write and delete"), "{error}");
     assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
 }
@@ -202,6 +220,9 @@ async fn too_large_a_request_is_an_error() {
     let mut large = claim(&["n"], LONG);
     large.metadata = Some("x".repeat(1 << 20).into());
     let error = engine.try_acquire(&large).await.unwrap_err();
-    assert!(!error.retryable && error.to_string().contains("jute.maxbuffer"), "{error}");
+    assert!(
+        !error.retryable && error.to_string().contains("jute.maxbuffer"),
+        "{error}"
+    );
     acquire(&engine, &claim(&["n"], LONG)).await;
 }

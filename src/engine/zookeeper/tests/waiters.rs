@@ -98,25 +98,44 @@ async fn entries_of_other_programs_count() {
     let create = |path: &str, kind| Request::create(path, b"10.0.0.1", client::Access::Everyone, kind);
     other.call(create(&folder, Kind::Container)).await.unwrap();
     let path = format!("{folder}/_c_{}-lock-", "00112233-4455-6677-8899-aabbccddeeff");
-    let created = other.call(create(&path, Kind::EphemeralSequential)).await.unwrap().created().unwrap();
+    let created = other
+        .call(create(&path, Kind::EphemeralSequential))
+        .await
+        .unwrap()
+        .created()
+        .unwrap();
     assert_eq!(busy(&engine, &claim(&["n"], LONG)).await, None, "its end is not known");
     let info = engine.inspect(&key("n")).await.unwrap().unwrap();
     assert_eq!((info.holder, info.fence, info.remaining), (None, None, None));
     let waiter = waiting(&["n"], LONG);
     let mut subscription = subscribe(&engine, &waiter).await;
     busy(&engine, &waiter).await;
-    let last = other.call(create(&format!("{folder}/lock-"), Kind::EphemeralSequential)).await.unwrap();
+    let last = other
+        .call(create(&format!("{folder}/lock-"), Kind::EphemeralSequential))
+        .await
+        .unwrap();
     let last = last.created().unwrap();
     other.call(Request::delete(&created, -1)).await.unwrap();
     woken(&mut subscription).await;
     assert!(subscription.take_hand_off().is_some());
     // The recipe of the other program: it waits until its node is the first.
-    let (names, _) = other.call(Request::children(&folder)).await.unwrap().children().unwrap();
+    let (names, _) = other
+        .call(Request::children(&folder))
+        .await
+        .unwrap()
+        .children()
+        .unwrap();
     let children = layout::Child::all(&names);
-    assert!(children[0].is_of(&waiter.owner) && last.ends_with(&children[1].name), "{children:?}");
+    assert!(
+        children[0].is_of(&waiter.owner) && last.ends_with(&children[1].name),
+        "{children:?}"
+    );
     engine.release(&waiter, Duration::ZERO).await.unwrap();
     busy(&engine, &claim(&["n"], LONG)).await;
-    assert!(engine.force_release(&key("n")).await.unwrap(), "also an entry of another program");
+    assert!(
+        engine.force_release(&key("n")).await.unwrap(),
+        "also an entry of another program"
+    );
     acquire(&engine, &claim(&["n"], LONG)).await;
 }
 
@@ -136,7 +155,9 @@ async fn folders_disappear_and_attempts_create_them() {
         last = fence;
         engine.release(&ours, Duration::ZERO).await.unwrap();
         for name in ["n", "o", "p"] {
-            let _ = other.call(Request::delete(&engine.store.layout.folder(&key(name)), -1)).await;
+            let _ = other
+                .call(Request::delete(&engine.store.layout.folder(&key(name)), -1))
+                .await;
         }
     }
 }
