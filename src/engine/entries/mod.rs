@@ -41,6 +41,8 @@ pub(in crate::engine) enum Watch {
 pub(in crate::engine) struct Granted {
     pub key: Key,
     pub owner: OwnerToken,
+    /// A revision at which its entry is granted.
+    pub revision: u64,
 }
 
 /// The waiters of one engine, and the mirrors of the names that they wait for.
@@ -95,7 +97,7 @@ impl Name {
 
     /// Returns the waiters that are granted since the last call.
     fn newly_granted(&mut self, key: &Key) -> Vec<Granted> {
-        let Some((_, mirror)) = &self.mirror else {
+        let Some((revision, mirror)) = &self.mirror else {
             return Vec::new();
         };
         let mut found = Vec::new();
@@ -103,8 +105,11 @@ impl Name {
             if let Some((owner, is_known)) = self.waiters.get_mut(id)
                 && !std::mem::replace(is_known, true)
             {
-                let (key, owner) = (key.clone(), owner.clone());
-                found.push(Granted { key, owner });
+                found.push(Granted {
+                    key: key.clone(),
+                    owner: owner.clone(),
+                    revision: *revision,
+                });
             }
         }
         found
@@ -216,6 +221,11 @@ impl LocalEntries {
     fn close(&self, names: &mut HashMap<Key, Name>, key: &Key) {
         names.remove(key);
         let _ = self.watches.send(Watch::Close(key.clone()));
+    }
+
+    /// Whether there are no waiters.
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.state.lock().names.is_empty()
     }
 
     /// Returns the names with waiters.
