@@ -1,6 +1,7 @@
 //! Attempts of claims of one name.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::super::client::Outcome;
 use super::super::client::messages::{Op, OpAnswer, ResponseOp, TxnRequest};
@@ -32,7 +33,10 @@ impl Core {
             }
             let request = self.request(claims, &name, &lease, of_waiters.as_deref());
             let sent = Moment::now();
+            // A request that waits for a connection is sent later.
+            let sent_at = AtomicU64::new(sent.to_nanos());
             let begin = || {
+                sent_at.store(Moment::now().to_nanos(), Relaxed);
                 claims.iter().for_each(|claim| claim.mark_sent());
                 Some(self.attempts.begin(claims.iter().map(|claim| claim.owner.clone())))
             };
@@ -56,13 +60,12 @@ impl Core {
                     // The entry has ended with its etcd lease.
                     continue;
                 }
-                // A request that waited for a connection was sent later.
-                let sent = first.sent_at().unwrap_or(sent);
-                if !self.leases.keep_until(&lease, sent + first.ttl.duration()).await? {
+                let end = Moment::from_nanos(sent_at.load(Relaxed)) + first.ttl.duration();
+                if !self.leases.keep_until(&lease, end).await? {
                     continue;
                 }
                 let held = self.new_entry(first, (at, 0), claims.len() > 1, &lease, Class::of(first.ttl));
-                self.held.insert((name.clone(), held.id.clone()), held, sent + first.ttl.duration());
+                self.held.insert((name.clone(), held.id.clone()), held, end);
                 self.entries.leave(&first.owner);
                 let mut answers = vec![Acquired::Granted { fence: fence(at, 0) }];
                 for (n, claim) in claims.iter().enumerate().skip(1) {

@@ -5,6 +5,7 @@
 //! circle. Its entries end after its ttl, and each attempt extends them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::super::client::Outcome;
@@ -95,7 +96,9 @@ impl Core {
         let key = |name: &Key| self.layout.key(name, claim.owner.as_str());
         let puts = claim.keys().iter().map(|name| put(key(name), &record, lease.id));
         let request = txn(free.collect(), puts.collect(), Vec::new());
+        let sent_at = AtomicU64::new(0);
         let begin = || {
+            sent_at.store(Moment::now().to_nanos(), Relaxed);
             claim.mark_sent();
             Some(self.attempts.begin(std::iter::once(claim.owner.clone())))
         };
@@ -105,7 +108,7 @@ impl Core {
             return Ok(None);
         }
         let at = revision(&answer);
-        let end = claim.sent_at().unwrap_or(Moment::now()) + claim.ttl.duration();
+        let end = Moment::from_nanos(sent_at.load(Relaxed)) + claim.ttl.duration();
         for name in claim.keys() {
             let held = self.part(claim, (at, 0), at as i64, lease.id, class);
             self.held.insert((name.clone(), held.id.clone()), held, end);
