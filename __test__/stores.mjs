@@ -34,6 +34,7 @@ export const KINDS = {
     query: '?pooler=transaction',
   },
   mysql: { engine: 'mysql', ordered: true, server: 'HOLDFAST_TEST_MYSQL_URL' },
+  etcd: { engine: 'etcd', ordered: true, server: 'HOLDFAST_TEST_ETCD_URL' },
 }
 
 /** Returns random text for unique names. */

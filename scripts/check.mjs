@@ -1,6 +1,7 @@
 // `npm run check`, which CI runs: format, lints, types, layers, structure, words, docs, generated files, the package, and then every test.
 import { readdirSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
+import { locateEtcd } from './etcd.mjs'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
@@ -13,7 +14,7 @@ import { test } from './test.mjs'
 import { checkWords } from './words.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
-const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql']
+const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql', 'etcd']
 // Files that the build writes.
 const GENERATED = [
   'index.d.ts',
@@ -63,6 +64,7 @@ const fetching = Promise.allSettled([
   locatePgBouncer(),
   locateMariadb(),
   locateMysql(),
+  locateEtcd(),
 ])
 await step('format', async () => {
   await must('cargo', ['fmt', '--check'])

@@ -2,7 +2,12 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join, relative, sep } from 'node:path'
 
-const engines = { redis: 'redis', mongodb: 'mongodb', sql: 'sqlx|tokio_postgres|tokio_postgres_rustls' }
+const engines = {
+  redis: 'redis',
+  mongodb: 'mongodb',
+  sql: 'sqlx|tokio_postgres|tokio_postgres_rustls',
+  etcd: 'h2|prost',
+}
 
 /**
  * Returns the forbidden patterns of a file, by its path below `src/`.
@@ -27,12 +32,12 @@ function forbidden(path) {
   }
   const inTests = path.startsWith('service/tests/')
   if (top === 'service' && !inTests) {
-    rules.push([/\bengine::(memory|redis|mongodb|sql|config)\b/, 'the service imports the trait, not the engines'])
+    rules.push([/\bengine::(memory|redis|mongodb|sql|etcd|entries|config)\b/, 'the service imports the trait, not the engines'])
     rules.push([/\bcrate::js\b/, 'the service imports no layer above it'])
   }
   if (top === 'js') {
     rules.push([
-      /\bengine::(memory|redis|mongodb|sql|Engine|Acquired|Renewed|Released)\b/,
+      /\bengine::(memory|redis|mongodb|sql|etcd|entries|Engine|Acquired|Renewed|Released)\b/,
       'js/ imports of L1 only the configuration',
     ])
   }

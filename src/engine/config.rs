@@ -257,7 +257,13 @@ fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) ->
 
 /// Describes an option of a URL that is not known. Names it only if it cannot be a part of a password that contains a question mark.
 /// `query`: all options of the URL. `known`: those that a URL may have.
-#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
 pub(super) fn unknown_option(name: &str, query: &str, known: &[&str]) -> String {
     let is_name = (1..=32).contains(&name.len())
         && name

@@ -1,7 +1,7 @@
 //! The waiters of this process, in stores where the order of entries is the lock (etcd, ZooKeeper).
 //!
 //! Each claim has an entry below its name. The store numbers entries in the order of their creation, and removes an entry when its
-//! claim ends or its process dies. The oldest entries that fit hold the name ([`granted`]). So the deletion of the holder's entry
+//! claim ends or its process dies. The oldest entries that fit hold the name (`mirror.rs`). So the deletion of the holder's entry
 //! is the grant of the next one, and each process finds it in its mirror of the name.
 //!
 //! The first waiter of a name opens the watch ([`Watch::Open`]). The engine waits until the server has confirmed it, reads the
@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use self::mirror::Mirror;
-pub(in crate::engine) use self::mirror::{Change, Entry, Place, Share, granted};
+pub(in crate::engine) use self::mirror::{Change, Entry, Place, Share};
 pub(in crate::engine) use self::subscription::EntrySubscription;
 use super::HandOff;
 use crate::model::{Claim, Key, OwnerToken};
@@ -273,10 +273,7 @@ impl LocalEntries {
             }
         }
         let is_gone = |id: &Arc<str>| name.mirror.as_ref().is_some_and(|(_, mirror)| !mirror.has(id));
-        let gone: Vec<_> = std::mem::take(&mut name.expected)
-            .into_iter()
-            .filter(is_gone)
-            .collect();
+        let gone: Vec<_> = std::mem::take(&mut name.expected).into_iter().filter(is_gone).collect();
         self.decide(&mut state, key, &gone)
     }
 

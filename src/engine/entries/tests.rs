@@ -104,7 +104,11 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert_eq!(f.enter(&waiter), []);
     assert_eq!(f.enter(&other), []);
     assert!(f.entries.begin_read(&f.key));
-    let read = [entry(&"holder".into(), 1), entry(&id(&waiter), 2), entry(&id(&other), 3)];
+    let read = [
+        entry(&"holder".into(), 1),
+        entry(&id(&waiter), 2),
+        entry(&id(&other), 3),
+    ];
     assert_eq!(f.entries.opened(&f.key, 4, read), []);
     assert_eq!(f.deleted(id(&waiter), 5), []);
     assert!(is_woken(&mut subscription).await);

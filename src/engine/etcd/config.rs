@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::engine::config::unknown_option;
 use crate::engine::entries::target::{Server, Target};
+use crate::engine::tls::{Pem, WrongFile};
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
@@ -39,7 +40,13 @@ impl EtcdConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for an invalid URL or setting. The message has no text of the URL.
     pub(in crate::engine) fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let wrong = |got: &str| LockError::invalid("target", "must be like etcd://h1,h2 or etcds://user:password@h1:2379", got);
+        let wrong = |got: &str| {
+            LockError::invalid(
+                "target",
+                "must be like etcd://h1,h2 or etcds://user:password@h1:2379",
+                got,
+            )
+        };
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("a URL without \"//\""))?;
         let target = Target::parse(rest, PORT).map_err(wrong)?;
         if !matches!(target.path, "" | "/") {
@@ -55,6 +62,10 @@ impl EtcdConfig {
         if !is_secure && settings.tls != TlsFiles::default() {
             let rule = "must be absent, or the URL must begin with etcds://";
             return Err(LockError::invalid("tls", rule, "both"));
+        }
+        if is_secure {
+            let wrong = |wrong: WrongFile| LockError::invalid(wrong.setting, wrong.rule, wrong.how);
+            Pem::read(&settings.tls).map_err(wrong)?;
         }
         Ok(EtcdConfig {
             servers: target.servers,
@@ -117,5 +128,10 @@ mod tests {
             ..TlsFiles::default()
         };
         assert!(message("etcds://h", &settings(tls)).contains("tls.servername"));
+        let tls = TlsFiles {
+            ca: Some("/path/to/ca.pem".into()),
+            ..TlsFiles::default()
+        };
+        assert!(message("etcds://h", &settings(tls)).contains("tls.ca must"));
     }
 }

@@ -139,7 +139,9 @@ impl Core {
             let deleting = async move {
                 let core = &core;
                 let deletions = futures_util::stream::iter(ended);
-                deletions.for_each_concurrent(32, |(slot, held)| core.delete(slot, held)).await;
+                deletions
+                    .for_each_concurrent(32, |(slot, held)| core.delete(slot, held))
+                    .await;
             };
             tokio::spawn(deleting.boxed());
         }
@@ -150,7 +152,11 @@ impl Core {
         const RETRIES: u32 = 10;
         const DELAY: Duration = Duration::from_millis(300);
         let key = self.layout.key(&name, &held.id);
-        let request = txn(vec![is_unchanged(key.clone(), held.revision)], vec![delete(key)], Vec::new());
+        let request = txn(
+            vec![is_unchanged(key.clone(), held.revision)],
+            vec![delete(key)],
+            Vec::new(),
+        );
         for _ in 0..RETRIES {
             match self.txn(&request).await {
                 Ok(_) => return,

@@ -150,7 +150,13 @@ impl Stored {
             remaining: [self.ttl(), lease].into_iter().flatten().min(),
             fence: self.fence(),
             // A waiter whose process has not noted the grant yet.
-            holder: holder.map(|holder| if holder.since_ms == 0 { Holder::unknown() } else { holder }),
+            holder: holder.map(|holder| {
+                if holder.since_ms == 0 {
+                    Holder::unknown()
+                } else {
+                    holder
+                }
+            }),
             metadata: record.and_then(|record| record.metadata.clone()),
             waiting: Some(waiting),
         }
@@ -286,10 +292,28 @@ mod tests {
     #[test]
     fn other_keys_and_values_are_no_entries_of_holdfast() {
         let layout = Layout("p/".into());
-        for other in [&b"q/a/1"[..], b"p/a", b"p/%zz/1", b"p/%F/1", b"p//1", b"p/\xff/1", b"p/%FF/1", b"p/a/b/1", b"", b"p/%\xc3\xa9/1"] {
+        for other in [
+            &b"q/a/1"[..],
+            b"p/a",
+            b"p/%zz/1",
+            b"p/%F/1",
+            b"p//1",
+            b"p/\xff/1",
+            b"p/%FF/1",
+            b"p/a/b/1",
+            b"",
+            b"p/%\xc3\xa9/1",
+        ] {
             assert!(layout.read(kv(other, b"")).is_none(), "{other:?}");
         }
-        for value in [&b""[..], b"{}", b"[]", b"{\"ttl\":-1}", b"\xff", b"{\"ttl\":1,\"host\":2,\"pid\":3}"] {
+        for value in [
+            &b""[..],
+            b"{}",
+            b"[]",
+            b"{\"ttl\":-1}",
+            b"\xff",
+            b"{\"ttl\":1,\"host\":2,\"pid\":3}",
+        ] {
             let (_, stored) = layout.read(kv(b"p/a/1", value)).unwrap();
             assert!(stored.record.is_none() && stored.holds() && stored.fence().is_none());
             let info = stored.info(&key("a"), Some(Duration::from_secs(3)), 0);
@@ -310,10 +334,16 @@ mod tests {
         assert_eq!(stored.record.as_ref(), Some(&record));
         assert!(stored.is_owned_by(claim.owner.as_str()) && !stored.is_owned_by("other"));
         assert_eq!(stored.fence(), Some(Fence(5 * 64)));
-        assert_eq!(stored.info(&key("a"), None, 2).metadata.as_deref(), claim.metadata.as_deref());
+        assert_eq!(
+            stored.info(&key("a"), None, 2).metadata.as_deref(),
+            claim.metadata.as_deref()
+        );
         // Of a newer version.
         let newer = br#"{"ttl":9,"host":"h","pid":1,"since":7,"fence":3,"more":[1]}"#;
         let (_, stored) = layout.read(kv(b"p/a/1", newer)).unwrap();
-        assert_eq!((stored.fence(), stored.ttl()), (Some(Fence(3)), Some(Duration::from_millis(9))));
+        assert_eq!(
+            (stored.fence(), stored.ttl()),
+            (Some(Fence(3)), Some(Duration::from_millis(9)))
+        );
     }
 }

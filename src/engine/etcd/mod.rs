@@ -60,7 +60,8 @@ impl EtcdEngine {
             core: core.clone(),
             config,
         };
-        let name = Key::new("connect").map_err(|error| crate::error::EngineError::new("etcd", "connect", false, error))?;
+        let name =
+            Key::new("connect").map_err(|error| crate::error::EngineError::new("etcd", "connect", false, error))?;
         core.inspect(&name).await.map_err(|failure| failure.of("connect"))?;
         tokio::spawn(watches::run(core.clone(), requests).boxed());
         tokio::spawn(core.delete_ended().boxed());
@@ -113,7 +114,10 @@ impl Engine for EtcdEngine {
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
         let mut next = 0;
         while let Some(claim) = claims.get(next) {
-            let singles = claims[next..].iter().take(MOST_NAMES).take_while(|claim| claim.keys().len() == 1);
+            let singles = claims[next..]
+                .iter()
+                .take(MOST_NAMES)
+                .take_while(|claim| claim.keys().len() == 1);
             let singles: Vec<&Claim> = singles.map(|claim| &**claim).collect();
             if singles.is_empty() {
                 answer(next, self.try_acquire(claim).await);
@@ -121,7 +125,9 @@ impl Engine for EtcdEngine {
                 continue;
             }
             match self.core.acquire(&singles).await {
-                Ok(answers) => (next..).zip(answers).for_each(|(index, acquired)| answer(index, Ok(acquired))),
+                Ok(answers) => (next..)
+                    .zip(answers)
+                    .for_each(|(index, acquired)| answer(index, Ok(acquired))),
                 Err(failure) => {
                     for index in next..next + singles.len() {
                         answer(index, Err(failure.clone().of("acquire")));

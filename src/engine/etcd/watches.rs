@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use futures_util::FutureExt;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::client::messages::{
@@ -45,7 +45,10 @@ pub(super) async fn run(core: Arc<Core>, mut requests: UnboundedReceiver<Watch>)
                 }
                 Err(failure) => {
                     // Attempts of the waiters report the outage.
-                    core.entries.names().iter().for_each(|name| core.entries.wake_name(name));
+                    core.entries
+                        .names()
+                        .iter()
+                        .for_each(|name| core.entries.wake_name(name));
                     failure
                 }
             };
@@ -144,7 +147,8 @@ impl<'a> Watches<'a> {
         }
         if message.created {
             if self.core.entries.begin_read(name) {
-                self.reads.push(read(self.core.clone(), name.clone(), message.watch_id).boxed());
+                self.reads
+                    .push(read(self.core.clone(), name.clone(), message.watch_id).boxed());
             }
             return Ok(());
         }

@@ -322,7 +322,9 @@ fn checked(head: &http::response::Parts) -> Result<(), Status> {
     }
     match head.headers.get("content-type").is_some_and(is_grpc) {
         true => Ok(()),
-        false => Err(Status::Wrong("it does not speak gRPC: it is not etcd 3.4 or later".into())),
+        false => Err(Status::Wrong(
+            "it does not speak gRPC: it is not etcd 3.4 or later".into(),
+        )),
     }
 }
 
@@ -350,7 +352,9 @@ async fn close_when_silent(mut pings: PingPong, state: Arc<State>, is_alone: boo
         tokio::pin!(ping);
         let pong = async {
             if tokio::time::timeout(PONG, &mut ping).await.is_err() {
-                let _ = tokio::time::timeout(PONG, &mut ping).await.map_err(|_| state.closed.cancel());
+                let _ = tokio::time::timeout(PONG, &mut ping)
+                    .await
+                    .map_err(|_| state.closed.cancel());
             }
         };
         tokio::select! {
@@ -369,7 +373,9 @@ async fn secured(server: &Server, files: &TlsFiles, socket: TcpStream) -> Result
     let connecting = TlsConnector::from(Arc::new(config)).connect(name, socket);
     let stream = connecting.await.map_err(tls_error)?;
     if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-        return Err(Status::Wrong("the server has TLS without HTTP/2: it is not etcd".into()));
+        return Err(Status::Wrong(
+            "the server has TLS without HTTP/2: it is not etcd".into(),
+        ));
     }
     Ok(Box::new(stream))
 }
@@ -384,8 +390,12 @@ fn tls_error(error: io::Error) -> Status {
             "; its authority is not trusted here: set tls.caFile or tls.ca to the certificate of that authority"
         }
         Some(CertificateFault::OtherName) => "; use the name in the certificate of the server as the host of the URL",
-        Some(CertificateFault::Expired) => return Status::Wrong(format!("TLS failed: {of_tls}; {}", CertificateFault::EXPIRED)),
-        None if matches!(of_tls, rustls::Error::InvalidMessage(_)) => "; does the server have TLS? Without it the URL begins with etcd://",
+        Some(CertificateFault::Expired) => {
+            return Status::Wrong(format!("TLS failed: {of_tls}; {}", CertificateFault::EXPIRED));
+        }
+        None if matches!(of_tls, rustls::Error::InvalidMessage(_)) => {
+            "; does the server have TLS? Without it the URL begins with etcd://"
+        }
         None if matches!(of_tls, rustls::Error::AlertReceived(_)) => {
             "; a server that requires a client certificate needs tls.certFile and tls.keyFile"
         }

@@ -211,7 +211,10 @@ impl Client {
         let servers = &self.config.servers;
         if status.is_of_member() {
             let mut state = self.state.lock();
-            let is_current = state.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection));
+            let is_current = state
+                .current
+                .as_ref()
+                .is_some_and(|current| Arc::ptr_eq(current, connection));
             if is_current && (servers.len() > 1 || matches!(status, Status::Broken(_))) {
                 state.current = None;
                 let index = servers.iter().position(|server| *server == connection.server);

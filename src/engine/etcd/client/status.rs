@@ -42,10 +42,17 @@ impl Status {
 
     /// Returns the failure of a watch that the server has cancelled.
     pub(in crate::engine::etcd) fn cancelled(reason: &str) -> Self {
-        let code = if reason.contains("token") { UNAUTHENTICATED } else { ABORTED };
+        let code = if reason.contains("token") {
+            UNAUTHENTICATED
+        } else {
+            ABORTED
+        };
         Status::Etcd {
             code,
-            message: format!("the watch was cancelled: {}", reason.chars().take(300).collect::<String>()),
+            message: format!(
+                "the watch was cancelled: {}",
+                reason.chars().take(300).collect::<String>()
+            ),
         }
     }
 
@@ -112,7 +119,9 @@ impl Status {
     fn advice(&self) -> Option<&'static str> {
         let of = |codes: &[u32], text| self.is(codes, text);
         if of(&[RESOURCE_EXHAUSTED], "space exceeded") {
-            return Some("compact and defragment the members or raise --quota-backend-bytes, then run etcdctl alarm disarm");
+            return Some(
+                "compact and defragment the members or raise --quota-backend-bytes, then run etcdctl alarm disarm",
+            );
         }
         if of(&[PERMISSION_DENIED], "") {
             return Some("the user needs a role with the permission readwrite on the keys with the prefix (keyPrefix)");
@@ -173,7 +182,11 @@ mod tests {
             assert!(!status(code, message).is_passing(), "{message}");
         }
         assert!(status("16", "etcdserver: invalid auth token").needs_login());
-        assert!(status("7", "etcdserver: permission denied").to_string().contains("readwrite"));
+        assert!(
+            status("7", "etcdserver: permission denied")
+                .to_string()
+                .contains("readwrite")
+        );
         assert!(status("9", "etcdserver: authentication is not enabled").has_no_users());
     }
 

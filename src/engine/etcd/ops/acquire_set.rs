@@ -139,7 +139,12 @@ impl Core {
         let token = held.and_then(|tokens| tokens.into_iter().max()).unwrap_or(fence(at, 0));
         let now = Record::of_holder(claim, Some(token));
         let entries = claim.keys().iter().zip(places).map(|(name, place)| match place.own() {
-            None => Rewritten::new(name, self.layout.key(name, claim.owner.as_str()), &claim.owner, now.clone()),
+            None => Rewritten::new(
+                name,
+                self.layout.key(name, claim.owner.as_str()),
+                &claim.owner,
+                now.clone(),
+            ),
             Some(stored) => {
                 let before = stored.record.clone().unwrap_or_default();
                 let record = Record {

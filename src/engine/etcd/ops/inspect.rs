@@ -41,7 +41,9 @@ impl Core {
         }
         let answer: LeaseResponse = self.client.call(TIME_TO_LIVE, &LeaseRequest { id }, &|| None).await?;
         // The server rounds down.
-        Ok(Some(Duration::from_secs(u64::try_from(answer.ttl).map_or(0, |ttl| ttl + 1))))
+        Ok(Some(Duration::from_secs(
+            u64::try_from(answer.ttl).map_or(0, |ttl| ttl + 1),
+        )))
     }
 
     pub(in super::super) async fn list(&self, prefix: &str, timeout: Duration) -> Result<Vec<LockInfo>, EngineError> {

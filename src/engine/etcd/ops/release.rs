@@ -120,7 +120,8 @@ impl Core {
                     ttl,
                     is_waiter: false,
                 };
-                self.held.insert((name.clone(), owner.as_str().into()), held, sent + keep);
+                self.held
+                    .insert((name.clone(), owner.as_str().into()), held, sent + keep);
             }
             self.leases.keep_until(&lease, sent + keep).await?;
         }

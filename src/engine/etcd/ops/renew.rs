@@ -85,7 +85,9 @@ impl Core {
                 return None;
             }
             checked.leases.push(self.leases.current(held.lease)?);
-            checked.entries.push((self.layout.key(&slot.0, &held.id), held.revision));
+            checked
+                .entries
+                .push((self.layout.key(&slot.0, &held.id), held.revision));
         }
         Some(checked)
     }
@@ -116,7 +118,12 @@ impl Core {
         let (kept, answer) = join(keeping, self.txn(&request)).await;
         let mut answer = match answer {
             Ok(answer) => answer,
-            Err(failure) => return chunk.iter().map(|checked| (checked.index, Err(failure.clone()))).collect(),
+            Err(failure) => {
+                return chunk
+                    .iter()
+                    .map(|checked| (checked.index, Err(failure.clone())))
+                    .collect();
+            }
         };
         let kept: HashMap<i64, Outcome<bool>> = kept.into_iter().collect();
         let mut read = answer.responses.drain(..);
@@ -126,7 +133,7 @@ impl Core {
                 answer.succeeded || kv.is_some_and(|kv| kv.mod_revision == *revision)
             };
             // Each answer is taken.
-            let is_same = checked.entries.iter().map(is_same).fold(true, |all, same| all && same);
+            let is_same = checked.entries.iter().map(is_same).filter(|same| *same).count() == checked.entries.len();
             let mut failed = None;
             let mut is_kept = true;
             for lease in &checked.leases {

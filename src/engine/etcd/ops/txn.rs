@@ -104,7 +104,9 @@ pub(in super::super) struct Seen {
 impl Seen {
     /// Returns the entry of the owner if it holds the name.
     pub(in super::super) fn held(&self, owner: &str) -> Option<&Stored> {
-        self.oldest.as_ref().filter(|oldest| oldest.is_owned_by(owner) && oldest.holds())
+        self.oldest
+            .as_ref()
+            .filter(|oldest| oldest.is_owned_by(owner) && oldest.holds())
     }
 }
 

@@ -1,5 +1,7 @@
 //! The contract on a real server, and the tests of etcd's own behavior.
 
+mod client;
+
 use std::sync::Arc;
 
 use super::{EtcdConfig, EtcdEngine};
