@@ -26,9 +26,9 @@ const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecur
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect']
 const EXAMPLE =
-  'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE, ' +
+  'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE, etcd://HOST:2379, ' +
   'zookeeper://HOST:2181 or sqlite:PATH (or set HOLDFAST_URL)'
-const OTHER_STORE = 'for a store other than Redis, MongoDB, PostgreSQL and MySQL'
+const OTHER_STORE = 'for a store other than Redis, MongoDB, PostgreSQL, MySQL, etcd and ZooKeeper'
 const ONLY_REDIS =
   ': host, port and database are the form for Redis. Other stores take a URL, such as postgres://HOST:5432/DATABASE'
 /** The variables of PostgreSQL's tools that have what a URL leaves out. */
@@ -262,8 +262,8 @@ function loginOf(options: Fields): { login: (url: string) => string; credentials
     }
     const check = withoutLogin('password')
     const login = (url: string) => {
-      if (!/^(mongodb|mysql|mariadb|zookeeper)/.test(url)) return check(url)
-      const rule = 'must be a string for MongoDB, MySQL and ZooKeeper: a function is for Redis and PostgreSQL'
+      if (!/^(mongodb|mysql|mariadb|etcd|zookeeper)/.test(url)) return check(url)
+      const rule = 'must be a string for MongoDB, MySQL, etcd and ZooKeeper: a function is for Redis and PostgreSQL'
       throw invalid('password', rule, 'a function')
     }
     return { login, credentials: { option: 'password', ask } }
@@ -292,7 +292,7 @@ const isSocket = (url: string) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url)
 function withoutLogin(argument: string): (url: string) => string {
   return (url) => {
     const [scheme, rest] = url.split('://', 2)
-    if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb|zookeeper)/.test(scheme!) || rest === undefined) {
+    if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb|etcd|zookeeper)/.test(scheme!) || rest === undefined) {
       throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${scheme}:`)
     }
     if (/[@]|[?&](user|pass|password)=/.test(rest))
@@ -325,6 +325,7 @@ function urlOf(value: unknown): string {
   const [, port] = /^[\w.-]+:(\d{1,5})(?:\/\d*)?$/.exec(url) ?? []
   if (port !== undefined && !url.startsWith('memory:')) {
     const known: Record<string, string> = {
+      2379: 'etcd://HOST:2379',
       27017: 'mongodb://HOST:27017',
     2181: 'zookeeper://HOST:2181',
       3306: 'mysql://HOST:3306/DATABASE',

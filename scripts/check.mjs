@@ -1,6 +1,7 @@
 // `npm run check`, which CI runs: format, lints, types, layers, structure, words, docs, generated files, the package, and then every test.
 import { readdirSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
+import { locateEtcd } from './etcd.mjs'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
@@ -14,7 +15,7 @@ import { checkWords } from './words.mjs'
 import { locateZookeeper } from './zookeeper.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
-const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql', 'zookeeper']
+const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql', 'etcd', 'zookeeper']
 // Files that the build writes.
 const GENERATED = [
   'index.d.ts',
@@ -64,6 +65,7 @@ const fetching = Promise.allSettled([
   locatePgBouncer(),
   locateMariadb(),
   locateMysql(),
+  locateEtcd(),
   locateZookeeper(),
 ])
 await step('format', async () => {

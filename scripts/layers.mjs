@@ -2,7 +2,13 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join, relative, sep } from 'node:path'
 
-const engines = { redis: 'redis', mongodb: 'mongodb', sql: 'sqlx|tokio_postgres|tokio_postgres_rustls', zookeeper: '' }
+const engines = {
+  redis: 'redis',
+  mongodb: 'mongodb',
+  sql: 'sqlx|tokio_postgres|tokio_postgres_rustls',
+  etcd: 'h2|prost',
+  zookeeper: '',
+}
 
 /**
  * Returns the forbidden patterns of a file, by its path below `src/`.
@@ -27,12 +33,15 @@ function forbidden(path) {
   }
   const inTests = path.startsWith('service/tests/')
   if (top === 'service' && !inTests) {
-    rules.push([/\bengine::(memory|redis|mongodb|sql|zookeeper|config)\b/, 'the service imports the trait, not the engines'])
+    rules.push([
+      /\bengine::(memory|redis|mongodb|sql|etcd|zookeeper|entries|config)\b/,
+      'the service imports the trait, not the engines',
+    ])
     rules.push([/\bcrate::js\b/, 'the service imports no layer above it'])
   }
   if (top === 'js') {
     rules.push([
-      /\bengine::(memory|redis|mongodb|sql|zookeeper|Engine|Acquired|Renewed|Released)\b/,
+      /\bengine::(memory|redis|mongodb|sql|etcd|zookeeper|entries|Engine|Acquired|Renewed|Released)\b/,
       'js/ imports of L1 only the configuration',
     ])
   }

@@ -32,7 +32,7 @@ export async function rustTests() {
     hostTarget,
     '--no-default-features',
     '--features',
-    'memory,sqlite,redis,mongodb,postgres,mysql,zookeeper,node',
+    'memory,sqlite,redis,mongodb,postgres,mysql,etcd,zookeeper,node',
   ]
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return [{ passed: 0, failed: 1, skipped: [], failures: ['the Rust tests do not build'] }]

@@ -37,8 +37,14 @@ export const locateMongod = () =>
 /** @type {Map<string, Promise<string>>} */
 const searches = new Map()
 
-/** @param {string} name @param {() => Promise<void>} fetchIt @param {string} remedy */
-function locate(name, fetchIt, remedy) {
+/**
+ * Finds a program on the PATH or among the fetched ones, or fetches it. Resolves to its path.
+ *
+ * @param {string} name
+ * @param {() => Promise<void>} fetchIt
+ * @param {string} remedy
+ */
+export function locate(name, fetchIt, remedy) {
   const known = searches.get(name)
   if (known) return known
   const search = find(name, fetchIt, remedy)

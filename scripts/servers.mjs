@@ -1,4 +1,4 @@
-// Starts Redis, MongoDB, PostgreSQL and MariaDB servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
+// Starts Redis, MongoDB, PostgreSQL, MariaDB and etcd servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
 // PATH or are fetched (servers-cli.mjs).
 //
 //   node scripts/servers.mjs fetch              fetches the missing binaries, and prints their paths
@@ -13,6 +13,7 @@ import { tmpdir } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
+import { locateEtcd, startEtcd } from './etcd.mjs'
 import { startMariadb } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
 import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
@@ -93,6 +94,7 @@ const SHARED_SERVERS = {
   HOLDFAST_TEST_POSTGRES_URL: () => startPostgres(),
   HOLDFAST_TEST_PGBOUNCER_URL: () => startPgBouncer(),
   HOLDFAST_TEST_MYSQL_URL: () => startMariadb(),
+  HOLDFAST_TEST_ETCD_URL: () => startEtcd(),
   HOLDFAST_TEST_ZOOKEEPER_URL: () => startZookeeper(),
 }
 
@@ -396,6 +398,7 @@ async function isPrimary({ MongoClient }, port) {
 }
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
-  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb, locateMysql, locateZookeeper]
+  const sql = [locatePostgres, locatePgBouncer, locateMariadb, locateMysql]
+  const locators = [locateRedis, locateMongod, ...sql, locateEtcd, locateZookeeper]
   process.exitCode = await main(process.argv.slice(2), testServers, locators)
 }

@@ -139,7 +139,8 @@ export function inspect(test) {
     const [a, b] = await store.connectAll(2)
     const names = Array.from({ length: 1100 }, (_, i) => `n:${String(i).padStart(4, '0')}`)
     const locks = []
-    for (let i = 0; i < 1100; i += 100) locks.push(await a.acquire(names.slice(i, i + 100)))
+    const { mostNames = 100 } = store
+    for (let i = 0; i < 1100; i += mostNames) locks.push(await a.acquire(names.slice(i, i + mostNames)))
     assert.deepEqual(
       (await b.list({ prefix: 'n:' })).map((info) => info.name),
       names,

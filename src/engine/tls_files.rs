@@ -29,7 +29,13 @@ pub struct TlsFiles {
 
 impl TlsFiles {
     /// Rejects `tls.servername`, which only Redis has. `advice` is appended to the error.
-    #[cfg(any(feature = "etcd", feature = "mongodb", feature = "mysql", feature = "postgres", feature = "zookeeper"))]
+    #[cfg(any(
+        feature = "etcd",
+        feature = "mongodb",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "zookeeper"
+    ))]
     pub(super) fn reject_server_name(&self, advice: &str) -> Result<(), crate::error::LockError> {
         match self.server_name {
             Some(_) => Err(crate::error::LockError::invalid(

@@ -79,7 +79,7 @@ impl Mirror {
 /// # Behavior
 /// From the oldest entry on, it adds up the weights and keeps the smallest limit. An entry is granted while the sum is at most
 /// that limit, so only the oldest entry of a lock holds.
-pub(in crate::engine) fn granted<T>(entries: impl IntoIterator<Item = (T, Share)>) -> impl Iterator<Item = T> {
+fn granted<T>(entries: impl IntoIterator<Item = (T, Share)>) -> impl Iterator<Item = T> {
     let (mut sum, mut least) = (0_u64, u32::MAX);
     entries
         .into_iter()

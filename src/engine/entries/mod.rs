@@ -1,7 +1,7 @@
 //! The waiters of this process, in stores where the order of entries is the lock (etcd, ZooKeeper).
 //!
 //! Each claim has an entry below its name. The store numbers entries in the order of their creation, and removes an entry when its
-//! claim ends or its process dies. The oldest entries that fit hold the name ([`granted`]). So the deletion of the holder's entry
+//! claim ends or its process dies. The oldest entries that fit hold the name (`mirror.rs`). So the deletion of the holder's entry
 //! is the grant of the next one, and each process finds it in its mirror of the name.
 //!
 //! The first waiter of a name opens the watch ([`Watch::Open`]). The engine waits until the server has confirmed it, reads the
@@ -24,7 +24,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use self::mirror::Mirror;
 pub(in crate::engine) use self::mirror::{Change, Entry, Share};
 #[cfg(feature = "etcd")]
-pub(in crate::engine) use self::mirror::{Place, granted};
+pub(in crate::engine) use self::mirror::Place;
 pub(in crate::engine) use self::subscription::EntrySubscription;
 use super::HandOff;
 use crate::model::{Claim, Key, OwnerToken};
@@ -43,6 +43,8 @@ pub(in crate::engine) enum Watch {
 pub(in crate::engine) struct Granted {
     pub key: Key,
     pub owner: OwnerToken,
+    /// A revision at which its entry is granted.
+    pub revision: u64,
 }
 
 /// The waiters of one engine, and the mirrors of the names that they wait for.
@@ -97,7 +99,7 @@ impl Name {
 
     /// Returns the waiters that are granted since the last call.
     fn newly_granted(&mut self, key: &Key) -> Vec<Granted> {
-        let Some((_, mirror)) = &self.mirror else {
+        let Some((revision, mirror)) = &self.mirror else {
             return Vec::new();
         };
         let mut found = Vec::new();
@@ -105,8 +107,11 @@ impl Name {
             if let Some((owner, is_known)) = self.waiters.get_mut(id)
                 && !std::mem::replace(is_known, true)
             {
-                let (key, owner) = (key.clone(), owner.clone());
-                found.push(Granted { key, owner });
+                found.push(Granted {
+                    key: key.clone(),
+                    owner: owner.clone(),
+                    revision: *revision,
+                });
             }
         }
         found
@@ -225,6 +230,12 @@ impl LocalEntries {
     pub(in crate::engine) fn is_subscribed(&self, owner: &OwnerToken) -> bool {
         let state = self.state.lock();
         state.waiters.get(owner).is_some_and(|waiter| waiter.is_subscribed)
+    }
+
+    /// Whether there are no waiters.
+    #[cfg(feature = "etcd")]
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.state.lock().names.is_empty()
     }
 
     /// Returns the names with waiters.

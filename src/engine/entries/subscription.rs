@@ -43,7 +43,7 @@ impl Drop for EntrySubscription {
         let mut state = self.entries.state.lock();
         if let Entry::Occupied(mut waiter) = state.waiters.entry(self.owner.clone()) {
             waiter.get_mut().is_subscribed = false;
-            if waiter.get().key.is_none() && waiter.get().attempted.is_none() {
+            if waiter.get().key.is_none() {
                 waiter.remove();
             }
         }

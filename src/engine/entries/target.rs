@@ -148,7 +148,10 @@ mod tests {
             "sécret",
         ] {
             let problem = Target::parse(rest, 1).err().unwrap_or_else(|| panic!("{rest}"));
-            assert!(problem.starts_with("a URL with") && !problem.contains("secret"), "{rest}");
+            assert!(
+                problem.starts_with("a URL with") && !problem.contains("secret"),
+                "{rest}"
+            );
         }
         let many: Vec<String> = (0..=MAX_SERVERS).map(|i| format!("h{i}")).collect();
         assert!(Target::parse(&many.join(","), 1).is_err());

@@ -53,9 +53,9 @@ impl Fixture {
         self.entries.changed(&self.key, revision, vec![Change::Deleted(id)])
     }
 
-    fn granted(&self, claim: &Claim) -> Vec<Granted> {
+    fn granted(&self, claim: &Claim, revision: u64) -> Vec<Granted> {
         let (key, owner) = (self.key.clone(), claim.owner.clone());
-        vec![Granted { key, owner }]
+        vec![Granted { key, owner, revision }]
     }
 }
 
@@ -81,7 +81,7 @@ async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
     let read = [entry(&holder, 5), entry(&id(&first), 8)];
     assert_eq!(f.entries.opened(&f.key, 10, read), []);
     assert!(!is_woken(&mut subscription).await);
-    assert_eq!(f.deleted(holder, 13), f.granted(&first));
+    assert_eq!(f.deleted(holder, 13), f.granted(&first, 13));
     let until = Moment::now() + Duration::from_secs(4);
     let fence = Fence(13);
     assert!(f.entries.grant(&first.owner, HandOff { fence, until }));
@@ -89,7 +89,7 @@ async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
     assert_eq!(subscription.take_hand_off().unwrap().fence, fence);
     assert_eq!(subscription.take_hand_off(), None);
     assert!(!f.entries.grant(&first.owner, HandOff { fence, until }), "it has left");
-    assert_eq!(f.deleted(id(&first), 14), f.granted(&second));
+    assert_eq!(f.deleted(id(&first), 14), f.granted(&second, 14));
     f.entries.leave(&second.owner);
     assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
     drop(subscription);
@@ -104,7 +104,11 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert_eq!(f.enter(&waiter), []);
     assert_eq!(f.enter(&other), []);
     assert!(f.entries.begin_read(&f.key));
-    let read = [entry(&"holder".into(), 1), entry(&id(&waiter), 2), entry(&id(&other), 3)];
+    let read = [
+        entry(&"holder".into(), 1),
+        entry(&id(&waiter), 2),
+        entry(&id(&other), 3),
+    ];
     assert_eq!(f.entries.opened(&f.key, 4, read), []);
     assert_eq!(f.deleted(id(&waiter), 5), []);
     assert!(is_woken(&mut subscription).await);
@@ -122,7 +126,7 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert!(!is_woken(&mut subscription).await);
     assert_eq!(
         f.entries.opened(&f.key, 20, [entry(&id(&other), 3)]),
-        f.granted(&other)
+        f.granted(&other, 20)
     );
     assert!(is_woken(&mut subscription).await);
     // Of a read that began before it.

@@ -117,7 +117,7 @@ impl Store {
 
     /// Passes names to the waiters whose entries are the oldest now. A claim of several names makes an attempt.
     pub(super) fn grant(self: &Arc<Self>, granted: Vec<Granted>) {
-        for Granted { key, owner } in granted {
+        for Granted { key, owner, .. } in granted {
             let own = self.own.get(&owner).filter(|own| !own.is_set);
             let Some(Own {
                 nodes,

@@ -1,0 +1,4 @@
+// The contract on etcd.
+import { contract } from './contract.mjs'
+
+contract('etcd')

@@ -1,0 +1,321 @@
+//! A client of etcd: one HTTP/2 connection to one of the members, with gRPC's framing.
+//!
+//! It sends only what holdfast needs. A request is answered or fails; nothing is repeated here, except after a new login.
+
+mod connection;
+mod framing;
+pub(super) mod messages;
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Shared};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use parking_lot::Mutex;
+use prost::Message;
+
+use self::connection::{Connection, Stream};
+use self::framing::{decoded, encoded};
+use self::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
+pub(super) use self::status::Status;
+use super::config::EtcdConfig;
+use super::unanswered::Unanswered;
+use crate::error::EngineError;
+
+/// The delay before the next member is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+
+/// A request that failed.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    pub status: Status,
+    /// The member, or all of them.
+    address: String,
+    /// Whether the server may have received it.
+    is_sent: bool,
+}
+
+pub(super) type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    /// Returns the error of an operation.
+    pub(super) fn of(self, op: &'static str) -> EngineError {
+        let text = format!("{} ({})", self.status, self.address);
+        let error = EngineError::new("etcd", op, self.status.is_passing(), text);
+        if self.is_sent { error } else { error.not_sent() }
+    }
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, (Status, String)>>>;
+
+/// A client. It opens a connection with its first request, and another one when that is lost.
+pub(super) struct Client {
+    config: Arc<EtcdConfig>,
+    state: Mutex<State>,
+    /// Held during a login.
+    login: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    current: Option<Arc<Connection>>,
+    opening: Option<Opening>,
+    /// The index of the member that is tried first.
+    first: usize,
+    /// The token of the login; empty: the server has no users.
+    token: Option<Arc<str>>,
+    is_closed: bool,
+}
+
+impl Client {
+    pub(super) fn new(config: Arc<EtcdConfig>) -> Self {
+        // The processes distribute themselves over the members.
+        let first = fastrand::usize(..config.servers.len());
+        Client {
+            config,
+            state: Mutex::new(State {
+                first,
+                ..State::default()
+            }),
+            login: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Returns the members for messages.
+    pub(super) fn address(&self) -> String {
+        self.config.address()
+    }
+
+    /// Returns the failure of an operation whose entries other calls change all the time.
+    pub(super) fn contended(&self) -> Failure {
+        Failure {
+            status: Status::contended(),
+            address: self.address(),
+            is_sent: true,
+        }
+    }
+
+    /// Makes a request. Calls `begin` before its first byte can be sent; if that returns a value, the answer is awaited even when
+    /// this future is dropped.
+    pub(super) async fn call<A: Message + Default>(
+        &self,
+        path: &str,
+        request: &impl Message,
+        begin: &(dyn Fn() -> Option<Unanswered> + Sync),
+    ) -> Outcome<A> {
+        let (bytes, connection) = self.send(path, encoded(request), begin).await?;
+        decoded(bytes).map_err(|status| self.failed(&connection, status))
+    }
+
+    async fn send(
+        &self,
+        path: &str,
+        message: bytes::Bytes,
+        begin: &(dyn Fn() -> Option<Unanswered> + Sync),
+    ) -> Outcome<(bytes::BytesMut, Arc<Connection>)> {
+        let mut is_repeated = false;
+        loop {
+            let connection = self.connection().await?;
+            let token = self.token(&connection).await?;
+            let answer = connection.unary(path, token.as_deref(), message.clone(), begin).await;
+            match answer {
+                Ok(bytes) => return Ok((bytes, connection)),
+                Err(status) if status.needs_login() && !is_repeated => {
+                    self.forget_token(token.as_ref());
+                    is_repeated = true;
+                }
+                Err(status) => return Err(self.failed(&connection, status)),
+            }
+        }
+    }
+
+    /// Opens the stream of watches.
+    pub(super) async fn watch(&self) -> Outcome<WatchStream> {
+        let connection = self.connection().await?;
+        let token = self.token(&connection).await?;
+        match connection.stream(WATCH, token.as_deref()).await {
+            Ok(stream) => Ok(WatchStream {
+                stream,
+                connection,
+                token,
+            }),
+            Err(status) => Err(self.failed(&connection, status)),
+        }
+    }
+
+    /// Handles the failure of a stream.
+    pub(super) fn watch_failed(&self, stream: WatchStream, status: Status) -> Failure {
+        if status.needs_login() {
+            self.forget_token(stream.token.as_ref());
+        }
+        self.failed(&stream.connection, status)
+    }
+
+    /// Closes the connection. Later requests fail.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        if let Some(connection) = state.current.take() {
+            connection.close();
+        }
+    }
+
+    /// Returns the connection. Opens one if there is none: the task continues when this future is dropped.
+    async fn connection(&self) -> Outcome<Arc<Connection>> {
+        let opening = {
+            let mut state = self.state.lock();
+            let state = &mut *state;
+            if let Some(current) = state.current.as_ref().filter(|current| !current.is_closed()) {
+                return Ok(current.clone());
+            }
+            if state.is_closed {
+                let status = Status::Broken("the service is closed".into());
+                return Err(self.not_sent(status, self.config.address()));
+            }
+            let open = || {
+                let opening = open(self.config.clone(), state.first).boxed().shared();
+                tokio::spawn(opening.clone().map(drop).boxed());
+                opening
+            };
+            state.opening.get_or_insert_with(open).clone()
+        };
+        let opened = opening.clone().await;
+        let mut state = self.state.lock();
+        if state.opening.as_ref().is_some_and(|current| current.ptr_eq(&opening)) {
+            state.opening = None;
+            match &opened {
+                Ok(connection) if state.is_closed => connection.close(),
+                Ok(connection) => state.current = Some(connection.clone()),
+                Err(_) => state.first = state.first.wrapping_add(1),
+            }
+        }
+        drop(state);
+        opened.map_err(|(status, address)| self.not_sent(status, address))
+    }
+
+    fn not_sent(&self, status: Status, address: String) -> Failure {
+        Failure {
+            status,
+            address,
+            is_sent: false,
+        }
+    }
+
+    /// Leaves a member that has failed, if there is another one.
+    fn failed(&self, connection: &Arc<Connection>, status: Status) -> Failure {
+        let servers = &self.config.servers;
+        if status.is_of_member() {
+            let mut state = self.state.lock();
+            let is_current = state
+                .current
+                .as_ref()
+                .is_some_and(|current| Arc::ptr_eq(current, connection));
+            if is_current && (servers.len() > 1 || matches!(status, Status::Broken(_))) {
+                state.current = None;
+                let index = servers.iter().position(|server| *server == connection.server);
+                state.first = index.unwrap_or_default() + 1;
+            }
+        }
+        Failure {
+            status,
+            address: connection.server.to_string(),
+            is_sent: true,
+        }
+    }
+
+    /// Returns the token of the login. `None`: there is no login in the URL.
+    async fn token(&self, connection: &Arc<Connection>) -> Outcome<Option<Arc<str>>> {
+        let Some((name, password)) = &self.config.login else {
+            return Ok(None);
+        };
+        let known = || self.state.lock().token.clone();
+        if let Some(token) = known() {
+            return Ok(Some(token));
+        }
+        let _login = self.login.lock().await;
+        if let Some(token) = known() {
+            return Ok(Some(token));
+        }
+        let request = AuthenticateRequest {
+            name: name.clone(),
+            password: password.clone(),
+        };
+        let answer = connection.unary(AUTHENTICATE, None, encoded(&request), &|| None).await;
+        let token: Arc<str> = match answer.and_then(decoded::<AuthenticateResponse>) {
+            Ok(answer) => answer.token.into(),
+            Err(status) if status.has_no_users() => "".into(),
+            Err(status) => {
+                let mut failure = self.failed(connection, status);
+                failure.is_sent = false;
+                return Err(failure);
+            }
+        };
+        self.state.lock().token = Some(token.clone());
+        Ok(Some(token))
+    }
+
+    fn forget_token(&self, token: Option<&Arc<str>>) {
+        let mut state = self.state.lock();
+        if state.token.as_ref() == token {
+            state.token = None;
+        }
+    }
+}
+
+/// Connects to the first member that answers, beginning with the one at `first`.
+async fn open(config: Arc<EtcdConfig>, first: usize) -> Result<Arc<Connection>, (Status, String)> {
+    let count = config.servers.len();
+    let mut waiting = (0..count).filter_map(|index| config.servers.get((first % count + index) % count));
+    let mut attempts = FuturesUnordered::new();
+    let mut failed = None;
+    let mut has_more = true;
+    loop {
+        match waiting.next() {
+            Some(server) => {
+                let opening = Connection::open(server, config.tls.as_ref(), count == 1);
+                attempts.push(opening.map(move |opened| (server, opened)));
+            }
+            None => has_more = false,
+        }
+        tokio::select! {
+            biased;
+            Some((server, opened)) = attempts.next() => match opened {
+                Ok(connection) => return Ok(Arc::new(connection)),
+                Err(status) => {
+                    tracing::debug!(%server, %status, "cannot connect");
+                    // A permanent error only if no member has another one.
+                    let is_kept = matches!((&failed, &status), (Some((Status::Broken(_), _)), Status::Wrong(_)));
+                    if !is_kept {
+                        failed = Some((status, server.to_string()));
+                    }
+                }
+            },
+            () = tokio::time::sleep(ATTEMPT_DELAY), if has_more => {}
+            else => break,
+        }
+    }
+    Err(failed.unwrap_or_else(|| (Status::Broken("no server".into()), config.address())))
+}
+
+/// The stream of watches.
+pub(super) struct WatchStream {
+    stream: Stream,
+    connection: Arc<Connection>,
+    token: Option<Arc<str>>,
+}
+
+impl WatchStream {
+    pub(super) fn send(&mut self, request: &WatchRequest) -> Result<(), Status> {
+        self.stream.send(encoded(request))
+    }
+
+    /// Waits for the next message. May be dropped and called again.
+    pub(super) async fn next(&mut self) -> Result<WatchResponse, Status> {
+        decoded(self.stream.next().await?)
+    }
+}

@@ -1,0 +1,137 @@
+//! The URL of etcd: `etcd://user:password@h1,h2:2379`, `etcds://…` with TLS.
+
+use std::fmt;
+
+use crate::engine::config::unknown_option;
+use crate::engine::entries::target::{Server, Target};
+use crate::engine::tls::{Pem, WrongFile};
+use crate::engine::{Settings, TlsFiles};
+use crate::error::LockError;
+
+const PORT: u16 = 2379;
+const DEFAULT_PREFIX: &str = "holdfast/";
+
+/// A parsed URL of etcd, with its settings.
+///
+/// # Behavior
+/// `Debug` shows no login.
+#[derive(Clone)]
+pub struct EtcdConfig {
+    pub(super) servers: Vec<Server>,
+    pub(super) login: Option<(String, String)>,
+    /// `None`: no TLS.
+    pub(super) tls: Option<TlsFiles>,
+    /// The prefix of all keys.
+    pub(super) prefix: String,
+}
+
+impl fmt::Debug for EtcdConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdConfig")
+            .field("servers", &self.servers)
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EtcdConfig {
+    /// Parses a URL.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` for an invalid URL or setting. The message has no text of the URL.
+    pub(in crate::engine) fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
+        let wrong = |got: &str| {
+            LockError::invalid(
+                "target",
+                "must be like etcd://h1,h2 or etcds://user:password@h1:2379",
+                got,
+            )
+        };
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("a URL without \"//\""))?;
+        let target = Target::parse(rest, PORT).map_err(wrong)?;
+        if !matches!(target.path, "" | "/") {
+            return Err(wrong("a URL with a path (keyPrefix is the prefix of the keys)"));
+        }
+        if let Some((name, _)) = url::form_urlencoded::parse(target.query.as_bytes()).next() {
+            return Err(wrong(&unknown_option(&name, target.query, &[])));
+        }
+        settings
+            .tls
+            .reject_server_name("use that name as the host of the URL")?;
+        let is_secure = scheme == "etcds";
+        if !is_secure && settings.tls != TlsFiles::default() {
+            let rule = "must be absent, or the URL must begin with etcds://";
+            return Err(LockError::invalid("tls", rule, "both"));
+        }
+        if is_secure {
+            let wrong = |wrong: WrongFile| LockError::invalid(wrong.setting, wrong.rule, wrong.how);
+            Pem::read(&settings.tls).map_err(wrong)?;
+        }
+        Ok(EtcdConfig {
+            servers: target.servers,
+            login: target.login,
+            tls: is_secure.then(|| settings.tls.clone()),
+            prefix: settings.key_prefix.clone().unwrap_or_else(|| DEFAULT_PREFIX.into()),
+        })
+    }
+
+    /// Returns the servers for messages.
+    pub(super) fn address(&self) -> String {
+        let servers: Vec<String> = self.servers.iter().map(ToString::to_string).collect();
+        servers.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_has_servers_a_login_and_tls() {
+        let config = EtcdConfig::parse("etcds://me:p%40ss@h1,h2:1/", &Settings::default()).unwrap();
+        assert_eq!(config.address(), "h1:2379, h2:1");
+        assert_eq!(config.login, Some(("me".into(), "p@ss".into())));
+        assert!(config.tls.is_some() && config.prefix == DEFAULT_PREFIX);
+        assert!(!format!("{config:?}").contains("ss@") && !format!("{config:?}").contains("p@ss"));
+        let settings = Settings {
+            key_prefix: Some(String::new()),
+            ..Settings::default()
+        };
+        let config = EtcdConfig::parse("etcd://h", &settings).unwrap();
+        assert!(config.tls.is_none() && config.prefix.is_empty());
+    }
+
+    #[test]
+    fn a_wrong_url_names_the_rule() {
+        let message = |url: &str, settings: &Settings| EtcdConfig::parse(url, settings).unwrap_err().message;
+        let plain = Settings::default();
+        for (url, text) in [
+            ("etcd:h", "without \"//\""),
+            ("etcd://h/path", "keyPrefix"),
+            ("etcd://h?timeout=1", "timeout"),
+            ("etcd://secret@h", "no password"),
+        ] {
+            let message = message(url, &plain);
+            assert!(message.contains(text) && !message.contains("secret"), "{message}");
+        }
+        let settings = |tls| Settings {
+            tls,
+            ..Settings::default()
+        };
+        let tls = TlsFiles {
+            insecure: true,
+            ..TlsFiles::default()
+        };
+        assert!(message("etcd://h", &settings(tls)).contains("etcds://"));
+        let tls = TlsFiles {
+            server_name: Some("n".into()),
+            ..TlsFiles::default()
+        };
+        assert!(message("etcds://h", &settings(tls)).contains("tls.servername"));
+        let tls = TlsFiles {
+            ca: Some("/path/to/ca.pem".into()),
+            ..TlsFiles::default()
+        };
+        assert!(message("etcds://h", &settings(tls)).contains("tls.ca must"));
+    }
+}

@@ -1,0 +1,247 @@
+//! The client, before servers that are slow, wrong or hostile.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::engine::etcd::client::messages::{LeaseRequest, LeaseResponse};
+use crate::engine::etcd::client::{Client, Failure};
+
+/// What a server answers: the HTTP status, the content type, the body, and the trailers. `None`: it never answers.
+type Answer = Option<(u16, &'static str, Vec<u8>, Option<Vec<(&'static str, String)>>)>;
+
+/// Starts a server that speaks HTTP/2. `answer` gets the path and the token of a request.
+async fn server(answer: impl Fn(&str, Option<&str>) -> Answer + Send + Sync + 'static) -> String {
+    let answer = Arc::new(answer);
+    listening(move |socket| {
+        let answer = answer.clone();
+        async move {
+            let mut connection = h2::server::handshake(socket).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let token = request
+                    .headers()
+                    .get("token")
+                    .map(|token| token.to_str().unwrap().to_owned());
+                let Some((status, kind, body, trailers)) = answer(request.uri().path(), token.as_deref()) else {
+                    tokio::spawn(async move {
+                        let _kept = (respond, request);
+                        std::future::pending::<()>().await;
+                    });
+                    continue;
+                };
+                let head = Response::builder()
+                    .status(status)
+                    .header("content-type", kind)
+                    .body(())
+                    .unwrap();
+                let mut stream = respond.send_response(head, false).unwrap();
+                stream.send_data(Bytes::from(body), trailers.is_none()).unwrap();
+                if let Some(trailers) = trailers {
+                    let mut map = HeaderMap::new();
+                    for (name, value) in trailers {
+                        map.insert(name, value.parse().unwrap());
+                    }
+                    stream.send_trailers(map).unwrap();
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// Listens, and serves each connection. Returns the address.
+async fn listening<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> String
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            tokio::spawn(serve(socket));
+        }
+    });
+    address
+}
+
+fn client(url: &str) -> Client {
+    Client::new(Arc::new(EtcdConfig::parse(url, &Settings::default()).unwrap()))
+}
+
+async fn call(client: &Client) -> Result<LeaseResponse, Failure> {
+    client.call("/service/method", &LeaseRequest { id: 7 }, &|| None).await
+}
+
+const GRPC: &str = "application/grpc";
+
+fn ok() -> Option<Vec<(&'static str, String)>> {
+    Some(vec![("grpc-status", "0".into())])
+}
+
+/// A frame with a lease of 5 s.
+fn lease() -> Vec<u8> {
+    vec![0, 0, 0, 0, 4, 0x10, 7, 0x18, 5]
+}
+
+#[tokio::test]
+async fn wrong_answers_are_errors() {
+    let pages = || -> Vec<(Answer, &'static str, bool)> {
+        let failed = vec![
+            ("grpc-status", "14".into()),
+            ("grpc-message", "etcdserver: no leader".into()),
+        ];
+        let huge = [&[0, 0xff, 0xff, 0xff, 0xff][..], &[0; 100]].concat();
+        vec![
+            (
+                Some((404, "text/html", b"<html>".to_vec(), None)),
+                "HTTP status 404",
+                false,
+            ),
+            (
+                Some((502, "text/html", b"<html>".to_vec(), None)),
+                "a proxy answered 502",
+                true,
+            ),
+            (
+                Some((200, "text/html", b"<html>".to_vec(), None)),
+                "does not speak gRPC",
+                false,
+            ),
+            (Some((200, GRPC, lease(), None)), "no status", true),
+            (Some((200, GRPC, Vec::new(), ok())), "no message", true),
+            (Some((200, GRPC, lease()[..7].to_vec(), ok())), "no message", true),
+            (Some((200, GRPC, vec![1, 0, 0, 0, 0], ok())), "compressed", true),
+            (
+                Some((200, GRPC, vec![0, 0, 0, 0, 1, 0xff], ok())),
+                "invalid message",
+                true,
+            ),
+            (Some((200, GRPC, huge, ok())), "16 MiB", true),
+            (Some((200, GRPC, Vec::new(), Some(failed))), "no leader", true),
+        ]
+    };
+    for (index, (_, text, is_retryable)) in pages().into_iter().enumerate() {
+        let address = server(move |_, _| pages().swap_remove(index).0).await;
+        let error = call(&client(&format!("etcd://{address}")))
+            .await
+            .unwrap_err()
+            .of("acquire");
+        let message = error.to_string();
+        assert!(message.contains(text) && message.contains(&address), "{message}");
+        assert_eq!(error.retryable, is_retryable, "{message}");
+        assert!(error.may_be_executed);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_speak_http2_is_an_error() {
+    for greeting in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"\xff\x00\xff", b""] {
+        let address = listening(move |mut socket| async move {
+            let _ = socket.write_all(greeting).await;
+            let mut buffer = [0; 1024];
+            while greeting.is_empty() && matches!(socket.read(&mut buffer).await, Ok(1..)) && buffer[0] != b'P' {}
+        })
+        .await;
+        let error = call(&client(&format!("etcd://{address}")))
+            .await
+            .unwrap_err()
+            .of("connect");
+        assert!(error.retryable, "{error}");
+    }
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = call(&client(&format!("etcd://{closed}")))
+        .await
+        .unwrap_err()
+        .of("connect");
+    assert!(
+        !error.may_be_executed && error.to_string().contains("cannot connect"),
+        "{error}"
+    );
+}
+
+/// A member that accepts connections and never answers is left for another one.
+#[tokio::test]
+async fn a_silent_member_is_left() {
+    let silent = listening(|mut socket| async move {
+        let mut buffer = [0; 1024];
+        while matches!(socket.read(&mut buffer).await, Ok(1..)) {}
+    })
+    .await;
+    // It answers pings, and no requests.
+    let stuck = server(|_, _| None).await;
+    let live = server(|_, _| Some((200, GRPC, lease(), ok()))).await;
+    for other in [silent, stuck] {
+        let client = client(&format!("etcd://{other},{live}"));
+        let started = Instant::now();
+        let answer = loop {
+            match call(&client).await {
+                Ok(answer) => break answer,
+                Err(failure) => assert!(failure.of("acquire").retryable),
+            }
+            assert!(started.elapsed() < Duration::from_secs(30));
+        };
+        assert_eq!((answer.id, answer.ttl), (7, 5));
+        assert!(call(&client).await.is_ok());
+    }
+}
+
+/// The only member is not left because an answer is late, but when it does not answer pings.
+#[tokio::test]
+async fn the_only_member_may_answer_late() {
+    let (late, count) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counted = count.clone();
+    let address = server(move |_, _| {
+        counted.fetch_add(1, SeqCst);
+        if late.fetch_add(1, SeqCst) == 0 {
+            return None;
+        }
+        Some((200, GRPC, lease(), ok()))
+    })
+    .await;
+    let client = client(&format!("etcd://{address}"));
+    let first = tokio::time::timeout(Duration::from_secs(3), call(&client)).await;
+    assert!(first.is_err(), "it waits for the answer: {first:?}");
+    assert!(call(&client).await.is_ok());
+    assert_eq!(count.load(SeqCst), 2);
+}
+
+#[tokio::test]
+async fn an_expired_token_is_replaced_once() {
+    let tokens = Arc::new(Mutex::new(vec!["c", "b", "a"]));
+    let address = server(move |path, token| {
+        let mut tokens = tokens.lock().unwrap();
+        if path.ends_with("Authenticate") {
+            assert_eq!(token, None);
+            let token = tokens.pop().unwrap_or("z");
+            return Some((200, GRPC, vec![0, 0, 0, 0, 3, 0x12, 1, token.as_bytes()[0]], ok()));
+        }
+        let failed = vec![
+            ("grpc-status", "16".into()),
+            ("grpc-message", "etcdserver: invalid auth token".into()),
+        ];
+        match token {
+            Some("b") => Some((200, GRPC, lease(), ok())),
+            _ => Some((200, GRPC, Vec::new(), Some(failed))),
+        }
+    })
+    .await;
+    let client = client(&format!("etcd://me:secret@{address}"));
+    assert!(call(&client).await.is_ok());
+    assert!(call(&client).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_client_that_is_closed_opens_no_connection() {
+    let address = server(|_, _| Some((200, GRPC, lease(), ok()))).await;
+    let client = client(&format!("etcd://{address}"));
+    assert!(call(&client).await.is_ok());
+    client.close();
+    let error = call(&client).await.unwrap_err().of("renew");
+    assert!(error.to_string().contains("closed"), "{error}");
+}

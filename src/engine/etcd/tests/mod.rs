@@ -1,0 +1,36 @@
+//! The contract on a real server, and the tests of etcd's own behavior.
+
+mod client;
+
+use std::sync::Arc;
+
+use super::{EtcdConfig, EtcdEngine};
+use crate::engine::{Settings, SharedEngine};
+
+const URL: &str = "HOLDFAST_TEST_ETCD_URL";
+
+crate::engine::contract::contract_tests!(async |prefix: String| {
+    let url = url()?;
+    let a: SharedEngine = engine(&url, &prefix).await;
+    let b: SharedEngine = engine(&url, &prefix).await;
+    Some((a, b))
+}; except a_slow_waiter_keeps_its_position, a_set_keeps_its_number);
+
+/// Returns the URL of the tests' server.
+fn url() -> Option<String> {
+    let url = std::env::var(URL).ok();
+    if url.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "{URL} is not set");
+        eprintln!("skipped: {URL} is not set");
+    }
+    url
+}
+
+async fn engine(url: &str, prefix: &str) -> Arc<EtcdEngine> {
+    let settings = Settings {
+        key_prefix: Some(prefix.to_owned()),
+        ..Settings::default()
+    };
+    let config = EtcdConfig::parse(url, &settings).unwrap();
+    EtcdEngine::connect(config).await.unwrap()
+}
