@@ -317,6 +317,12 @@ export interface ConnectOptions {
    */
   maxConnections?: number | undefined
   /**
+   * ZooKeeper: how long the locks of a process that died stay busy, in milliseconds. The server limits it, by default to 4 to 40 s. Half
+   * of it is the longest lease without a renewal. Other stores reject it, except `memory:`.
+   * @default 10000
+   */
+  sessionTimeoutMs?: Duration | undefined
+  /**
    * Defaults for the calls of this service. They also apply to the gist's functions, except for `waitMs` and `renew`: those
    * functions make one attempt, and their leases are not renewed.
    */

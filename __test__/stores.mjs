@@ -36,6 +36,7 @@ export const KINDS = {
   },
   mysql: { engine: 'mysql', ordered: true, server: 'HOLDFAST_TEST_MYSQL_URL' },
   etcd: { engine: 'etcd', ordered: true, server: 'HOLDFAST_TEST_ETCD_URL', mostNames: 60 },
+  zookeeper: { engine: 'zookeeper', ordered: true, server: 'HOLDFAST_TEST_ZOOKEEPER_URL', mostNames: 60 },
 }
 
 /** Returns random text for unique names. */

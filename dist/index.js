@@ -1388,15 +1388,16 @@ const MAX_REPLICAS = 100;
 const MAX_CONNECTIONS = 100;
 const LOGIN = ['username', 'password', 'credentials'];
 const OTHERS = 'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas maxConnections ' +
+    'sessionTimeoutMs ' +
     'defaults onEvent';
 const CONNECT = [...OTHERS.split(' '), ...LOGIN];
 const PEM = ['ca', 'cert', 'key'];
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure'];
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect'];
-const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE, etcd://HOST:2379 ' +
-    'or sqlite:PATH (or set HOLDFAST_URL)';
-const OTHER_STORE = 'for a store other than Redis, MongoDB, PostgreSQL, MySQL and etcd';
+const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE, mysql://HOST:3306/DATABASE, etcd://HOST:2379, ' +
+    'zookeeper://HOST:2181 or sqlite:PATH (or set HOLDFAST_URL)';
+const OTHER_STORE = 'for a store other than Redis, MongoDB, PostgreSQL, MySQL, etcd and ZooKeeper';
 const ONLY_REDIS = ': host, port and database are the form for Redis. Other stores take a URL, such as postgres://HOST:5432/DATABASE';
 /** The variables of PostgreSQL's tools that have what a URL leaves out. */
 const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ');
@@ -1471,6 +1472,9 @@ function connectionOf(target, second, isPresent) {
     }
     if ((value = options['maxConnections']) !== undefined) {
         config.maxConnections = wholeNumber('maxConnections', value, 1, MAX_CONNECTIONS);
+    }
+    if ((value = options['sessionTimeoutMs']) !== undefined) {
+        config.sessionTimeoutMs = positiveMs('sessionTimeoutMs', value);
     }
     for (const name of PEM) {
         const file = `${name}File`;
@@ -1622,9 +1626,9 @@ function loginOf(options) {
         };
         const check = withoutLogin('password');
         const login = (url) => {
-            if (!/^(mongodb|mysql|mariadb|etcd)/.test(url))
+            if (!/^(mongodb|mysql|mariadb|etcd|zookeeper)/.test(url))
                 return check(url);
-            const rule = 'must be a string for MongoDB, MySQL and etcd: a function is for Redis and PostgreSQL';
+            const rule = 'must be a string for MongoDB, MySQL, etcd and ZooKeeper: a function is for Redis and PostgreSQL';
             throw invalid('password', rule, 'a function');
         };
         return { login, credentials: { option: 'password', ask } };
@@ -1652,7 +1656,7 @@ const isSocket = (url) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url);
 function withoutLogin(argument) {
     return (url) => {
         const [scheme, rest] = url.split('://', 2);
-        if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb|etcd)/.test(scheme) || rest === undefined) {
+        if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb|etcd|zookeeper)/.test(scheme) || rest === undefined) {
             throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${scheme}:`);
         }
         if (/[@]|[?&](user|pass|password)=/.test(rest))
@@ -1689,6 +1693,7 @@ function urlOf(value) {
         const known = {
             2379: 'etcd://HOST:2379',
             27017: 'mongodb://HOST:27017',
+            2181: 'zookeeper://HOST:2181',
             3306: 'mysql://HOST:3306/DATABASE',
             5432: 'postgres://HOST:5432/DATABASE',
         };

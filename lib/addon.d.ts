@@ -75,6 +75,7 @@ export interface Config {
   storeTimeoutMs?: number
   minReplicas?: number
   maxConnections?: number
+  sessionTimeoutMs?: number
   defaults: AcquireRecord
   /** Whether `notify` receives events, in addition to losses. */
   events: boolean

@@ -1,6 +1,5 @@
 //! The data of an entry.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -37,7 +36,7 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metadata: Option<Arc<str>>,
+    pub metadata: Option<String>,
 }
 
 impl Record {
@@ -49,7 +48,7 @@ impl Record {
             pid: claim.process.pid,
             fence: None,
             since: None,
-            metadata: claim.metadata.clone(),
+            metadata: claim.metadata.as_deref().map(str::to_owned),
         }
     }
 
@@ -85,7 +84,7 @@ pub(super) fn info(name: &str, record: Option<Record>, stat: &Stat, waiting: usi
         let since_ms = record.since.unwrap_or(stat.created_ms.max(0) as u64);
         (
             Some(Holder { process, since_ms }),
-            record.metadata.as_deref().map(str::to_owned),
+            record.metadata,
         )
     });
     LockInfo {

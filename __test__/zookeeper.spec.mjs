@@ -1,0 +1,4 @@
+// The contract on ZooKeeper.
+import { contract } from './contract.mjs'
+
+contract('zookeeper')
