@@ -14,6 +14,7 @@ import { withMongo } from './mongodb-client.mjs'
  * - `ordered`: whether it serves the waiters of all processes in the order of arrival.
  * - `server`: the variable with the URL of the server, if the store needs one; several URLs are separated by commas.
  * - `query`: what the tests append to this URL.
+ * - `longestMs`: the longest lease without a renewal, where a lease ends with a session.
  * - `mostNames`: the maximum number of names of one lock, if it is below 1000.
  */
 export const KINDS = {
@@ -36,7 +37,13 @@ export const KINDS = {
   },
   mysql: { engine: 'mysql', ordered: true, server: 'HOLDFAST_TEST_MYSQL_URL' },
   etcd: { engine: 'etcd', ordered: true, server: 'HOLDFAST_TEST_ETCD_URL', mostNames: 60 },
-  zookeeper: { engine: 'zookeeper', ordered: true, server: 'HOLDFAST_TEST_ZOOKEEPER_URL', mostNames: 60 },
+  zookeeper: {
+    engine: 'zookeeper',
+    ordered: true,
+    server: 'HOLDFAST_TEST_ZOOKEEPER_URL',
+    mostNames: 60,
+    longestMs: 5000,
+  },
 }
 
 /** Returns random text for unique names. */
@@ -121,6 +128,11 @@ export class TestStore {
   /** Drops a MongoDB collection when the tests of this file have ended. */
   dropAtEnd(name) {
     used.set(this.kind, (used.get(this.kind) ?? new Set()).add(name))
+  }
+
+  /** Returns how long a lease with this ttl lasts without a renewal. */
+  lasting(ttlMs) {
+    return Math.min(ttlMs, KINDS[this.kind].longestMs ?? ttlMs)
   }
 
   async connect(options = {}) {

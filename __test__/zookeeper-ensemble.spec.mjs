@@ -32,12 +32,16 @@ class Ensemble {
   /** Resolves to the index of a leader, and those of the followers. */
   async roles() {
     const { members } = this.servers
-    return until('the servers have a leader and two followers', async () => {
-      const modes = await Promise.all(members.map(({ port }) => modeOf(port)))
-      const leader = modes.indexOf('leader')
-      const followers = modes.flatMap((mode, index) => (mode === 'follower' ? [index] : []))
-      return leader >= 0 && followers.length === 2 && { leader, followers }
-    }, 60_000)
+    return until(
+      'the servers have a leader and two followers',
+      async () => {
+        const modes = await Promise.all(members.map(({ port }) => modeOf(port)))
+        const leader = modes.indexOf('leader')
+        const followers = modes.flatMap((mode, index) => (mode === 'follower' ? [index] : []))
+        return leader >= 0 && followers.length === 2 && { leader, followers }
+      },
+      60_000,
+    )
   }
 
   /** Connects a service to some of the servers. @param {number[]} indices @param {import('../index.js').ConnectOptions} options */

@@ -327,7 +327,7 @@ function urlOf(value: unknown): string {
     const known: Record<string, string> = {
       2379: 'etcd://HOST:2379',
       27017: 'mongodb://HOST:27017',
-    2181: 'zookeeper://HOST:2181',
+      2181: 'zookeeper://HOST:2181',
       3306: 'mysql://HOST:3306/DATABASE',
       5432: 'postgres://HOST:5432/DATABASE',
     }

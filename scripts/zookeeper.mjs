@@ -136,6 +136,9 @@ export function ask(port, command) {
     let reply = ''
     const socket = net.connect(Number(port), '127.0.0.1', () => socket.write(command))
     socket.setTimeout(2000, () => socket.destroy(new Error('no reply')))
-    socket.on('data', (data) => (reply += data)).on('error', reject).on('close', () => resolve(reply))
+    socket
+      .on('data', (data) => (reply += data))
+      .on('error', reject)
+      .on('close', () => resolve(reply))
   })
 }

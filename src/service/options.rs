@@ -52,9 +52,9 @@ pub struct AcquireOptions {
     pub report_holder: bool,
     /// Whether the caller reads the fencing token of the lease, also in an event. Without it a store may save a write.
     pub needs_token: bool,
-    /// The ttl that the caller asked for, where the store has no lease as long without a renewal and `renew` is off: the lease is
-    /// renewed until that time has passed. ([`AcquireOptions::within`] sets it.)
-    pub bounded: Option<Ttl>,
+    /// The ttl that the caller asked for, where the store has no lease as long without a renewal. With `renew` off the lease is renewed
+    /// until that time has passed. ([`AcquireOptions::within`] sets it.)
+    pub asked: Option<Ttl>,
     /// The arrival number of a call whose lease ended before the caller received it. The new call keeps its place in the order
     /// of the service's calls. `None`: a new number.
     pub resumed: Option<u64>,
@@ -73,7 +73,7 @@ impl Default for AcquireOptions {
             metadata: None,
             report_holder: false,
             needs_token: true,
-            bounded: None,
+            asked: None,
             resumed: None,
         }
     }
@@ -84,7 +84,7 @@ impl AcquireOptions {
     pub(super) fn within(mut self: Arc<Self>, longest: Option<Duration>) -> Arc<Self> {
         if let Some(longest) = longest.filter(|longest| *longest < self.ttl.duration()) {
             let options = Arc::make_mut(&mut self);
-            options.bounded = (!options.renew).then_some(options.ttl);
+            options.asked = Some(options.ttl);
             options.ttl = Ttl::clamped(longest);
         }
         self

@@ -6,12 +6,15 @@ use tokio::time::timeout;
 
 use super::Store;
 use super::client::{Answer, Failure, Request, code};
-use super::record::{Use, info};
+use super::record::info;
+use super::release::Seen;
 use super::renew::{TOKEN_POLL, TOKEN_POLLS};
 use crate::model::{Key, LockInfo};
 
 /// The number of names in one read of a list.
 const PAGE_SIZE: usize = 50;
+/// How often a page is read again for fencing tokens that are not written yet.
+const PAGE_POLLS: usize = 5;
 
 impl Store {
     /// Reads the holder of a name. `waits`: also for its fencing token, which is written a moment after the grant.
@@ -28,11 +31,7 @@ impl Store {
             if !seen.is_holder {
                 return Ok(None);
             }
-            let is_awaited = seen
-                .record
-                .as_ref()
-                .is_some_and(|record| record.fence.is_none() && record.r#use == Use::Claim);
-            if !waits || !is_awaited || poll >= TOKEN_POLLS {
+            if !waits || !seen.awaits_token() || poll >= TOKEN_POLLS {
                 return Ok(Some(info(
                     key.as_str(),
                     seen.record,
@@ -78,10 +77,19 @@ impl Store {
         }
     }
 
+    /// Reads the holders of names. Waits a little for fencing tokens that are not written yet.
     async fn page(&self, keys: &[Key]) -> Answer<Vec<LockInfo>> {
-        let names = self.look(keys).await?;
-        let is_oldest = |child: &_| names.iter().any(|name| name.children.first() == Some(child));
-        let seen = self.see(keys, &names, is_oldest).await?;
+        let mut polls = 0;
+        let (names, seen) = loop {
+            let names = self.look(keys).await?;
+            let is_oldest = |child: &_| names.iter().any(|name| name.children.first() == Some(child));
+            let seen = self.see(keys, &names, is_oldest).await?;
+            if polls >= PAGE_POLLS || !seen.iter().any(Seen::awaits_token) {
+                break (names, seen);
+            }
+            polls += 1;
+            tokio::time::sleep(TOKEN_POLL).await;
+        };
         let infos = seen.into_iter().filter(|seen| seen.is_holder).map(|seen| {
             let index = keys.iter().position(|key| *key == seen.node.key).unwrap_or_default();
             info(

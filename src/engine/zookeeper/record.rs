@@ -82,10 +82,7 @@ pub(super) fn info(name: &str, record: Option<Record>, stat: &Stat, waiting: usi
             pid: record.pid,
         };
         let since_ms = record.since.unwrap_or(stat.created_ms.max(0) as u64);
-        (
-            Some(Holder { process, since_ms }),
-            record.metadata,
-        )
+        (Some(Holder { process, since_ms }), record.metadata)
     });
     LockInfo {
         name: name.to_owned(),

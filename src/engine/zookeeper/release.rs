@@ -24,6 +24,14 @@ pub(super) struct Seen {
     pub is_holder: bool,
 }
 
+impl Seen {
+    /// Whether it holds the name, and its fencing token is not written yet.
+    pub(super) fn awaits_token(&self) -> bool {
+        let awaits = |record: &Record| record.fence.is_none() && record.r#use == Use::Claim;
+        self.is_holder && self.record.as_ref().is_some_and(awaits)
+    }
+}
+
 impl Store {
     /// Reads the entries of several names, after everything that the leader had committed.
     pub(super) async fn look(&self, keys: &[Key]) -> Answer<Vec<NameState>> {

@@ -68,9 +68,10 @@ struct State {
     acquired_at: Moment,
     /// The end of the lease by `max_hold`.
     max_hold_until: Option<Moment>,
-    /// The ttl that the caller asked for and its end, where the lease is renewed until then although renewal is off: the store has no
-    /// lease as long.
-    bounded: Option<(Ttl, Moment)>,
+    /// The ttl that the caller asked for, where the store has no lease as long.
+    asked: Option<Ttl>,
+    /// The end of that ttl: the lease is renewed until then although renewal is off.
+    asked_until: Option<Moment>,
     /// After an earlier release, the name stays busy until this moment (`min_hold`).
     min_hold_until: Option<Moment>,
     /// The end of the lease for this process.
@@ -135,7 +136,7 @@ impl Lease {
         let acquired_at = Moment::now();
         let (deadline, renewal, is_short) = match grant {
             Grant::Requested { sent } => {
-                let is_renewed = options.renew || options.bounded.is_some();
+                let is_renewed = options.renew || options.asked.is_some();
                 let renewal = is_renewed.then(|| RenewalWindow::after(sent, ttl));
                 (sent + ttl.validity(), renewal, false)
             }
@@ -145,7 +146,11 @@ impl Lease {
             phase: Phase::Held,
             acquired_at,
             max_hold_until: options.max_hold.map(|max_hold| acquired_at + max_hold),
-            bounded: options.bounded.map(|ttl| (ttl, acquired_at + ttl.validity())),
+            asked: options.asked,
+            asked_until: options
+                .asked
+                .filter(|_| !options.renew)
+                .map(|ttl| acquired_at + ttl.validity()),
             min_hold_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
             deadline,
             renewal,
@@ -211,7 +216,7 @@ impl Lease {
     /// Returns the ttl of the next renewal, or the one that the caller asked for if the store has no lease as long.
     pub fn ttl(&self) -> Ttl {
         let state = self.state.lock();
-        state.bounded.map_or(state.ttl, |(ttl, _)| ttl)
+        state.asked.unwrap_or(state.ttl)
     }
 
     /// Whether the lease is renewed.
@@ -323,7 +328,7 @@ impl Lease {
             }
             state.phase = Phase::Lost(error.clone().into());
             state.renewal = None;
-            let is_bounded = state.bounded.is_some();
+            let is_bounded = state.asked_until.is_some();
             (state.on_loss.take(), state.acquired_at, state.is_extended, is_bounded)
         };
         tracing::debug!(%error, "a lease ended early");

@@ -88,7 +88,7 @@ impl Lease {
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
                 state.deadline = state.deadline.max(sent + ttl.validity());
                 let next = RenewalWindow::after(sent, state.ttl);
-                let is_renewed = self.renew || state.bounded.is_some();
+                let is_renewed = self.renew || state.asked_until.is_some();
                 let continues = is_renewed && state.last_end().is_none_or(|end| next.due < end);
                 state.renewal = continues.then_some(next);
                 state.retry = None;
@@ -114,7 +114,7 @@ impl Lease {
             Err(error) => {
                 shared.store_failed(&error);
                 tracing::debug!(%error, name = %self.names[0], "a renewal failed and is retried");
-                if self.renew || state.bounded.is_some() || state.is_short {
+                if self.renew || state.asked_until.is_some() || state.is_short {
                     state.delay_renewal().last_error = Some(Arc::new(error));
                 }
             }
@@ -144,9 +144,8 @@ impl Lease {
         // As short as that of a renewal: a retry must fit into the rest of the lease.
         let (capped, timeout, end) = {
             let mut state = self.state.lock();
-            if !self.renew && (whole > ttl || state.bounded.is_some()) {
-                let bound = (whole, Moment::now() + whole.validity());
-                state.bounded = Some(state.bounded.filter(|(_, end)| *end > bound.1).unwrap_or(bound));
+            if !self.renew && (whole > ttl || state.asked_until.is_some()) {
+                state.asked_until = state.asked_until.max(Some(Moment::now() + whole.validity()));
             }
             // Never shorter than the lease that the caller was granted.
             let least = if state.is_short { ttl.max(state.ttl) } else { ttl };
@@ -181,7 +180,9 @@ impl Lease {
             Renewed::Extended => {
                 {
                     let mut state = self.state.lock();
-                    state.ttl = ttl;
+                    // A lease that is renewed until an end keeps the longest ttl.
+                    state.ttl = longest.filter(|_| state.asked_until.is_some()).unwrap_or(ttl);
+                    state.asked = (whole > ttl).then_some(whole);
                     // An extension, and not the renewal that completes a hand-off.
                     state.is_short = false;
                 }
@@ -229,7 +230,7 @@ impl State {
 
     /// Returns the end of the lease, however often it is renewed. `None`: it has none.
     fn last_end(&self) -> Option<Moment> {
-        let ends = self.max_hold_until.into_iter().chain(self.bounded.map(|(_, end)| end));
+        let ends = self.max_hold_until.into_iter().chain(self.asked_until);
         ends.min()
     }
 
