@@ -4,6 +4,7 @@ import { withMongo } from './mongodb-client.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { openRedis } from './redis-client.mjs'
+import { entriesOf, folderOf, withZookeeper } from './zookeeper-client.mjs'
 
 /**
  * Lists what a store holds for the names of one prefix: `[{ what: 'lock' | 'queue' | 'metadata', name }]`.
@@ -62,6 +63,17 @@ const READERS = {
          WHERE owner IS NOT NULL UNION ALL SELECT 'queue', name, false FROM ${table}_waiters`,
       )
       return ofRows(rows, keyPrefix)
+    }),
+  // Folders are containers, which the server removes.
+  zookeeper: (target, { keyPrefix = '' }) =>
+    withZookeeper(target, async (client) => {
+      const folders = (await client.children('/')).filter((folder) => folder.startsWith(folderOf(keyPrefix)))
+      const found = folders.map(async (folder) => {
+        const name = decodeURIComponent(folder).slice(keyPrefix.length)
+        const entries = await entriesOf(client, `/${folder}`)
+        return entries.map((_, index) => ({ what: index === 0 ? 'lock' : 'queue', name }))
+      })
+      return (await Promise.all(found)).flat()
     }),
 }
 

@@ -10,10 +10,12 @@ import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { startMariadb } from '../scripts/mysql.mjs'
 import { startPostgres } from '../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../scripts/servers.mjs'
+import { startZookeeper } from '../scripts/zookeeper.mjs'
 import { LockService } from '../index.js'
 import { directUrl } from './mongodb-client.mjs'
 import { random, skip } from './stores.mjs'
 import { until } from './tools.mjs'
+import { folderOf } from './zookeeper-client.mjs'
 
 /** One client's connection through the proxy. Held data keeps its order, as on a real network. */
 class ProxiedConnection {
@@ -292,6 +294,14 @@ export const SERVERS = {
     encoded: (/** @type {string} */ key) => [key, Buffer.from(key).toString('hex')],
     url: (/** @type {number} */ port) => `mysql://holdfast@127.0.0.1:${port}/holdfast`,
   },
+  zookeeper: {
+    engine: 'zookeeper',
+    // Leases outlast outages in these tests, so that sessions are long.
+    start: () => startZookeeper({ settings: { maxSessionTimeout: 300_000 } }),
+    service: { sessionTimeoutMs: 300_000 },
+    encoded: (/** @type {string} */ key) => folderOf(key),
+    url: (/** @type {number} */ port) => `zookeeper://127.0.0.1:${port}`,
+  },
 }
 
 export const SERVER_KINDS = /** @type {(keyof typeof SERVERS)[]} */ (Object.keys(SERVERS))
@@ -320,8 +330,8 @@ class ProxyFixture {
 
   /** @param {Kind} kind @param {Server} server */
   static async open(kind, server) {
-    const options = { keyPrefix: `${random()}:` }
-    const { url, directUrl = url, options: secure } = SERVERS[kind]
+    const { url, directUrl = url, options: secure, service } = /** @type {any} */ (SERVERS[kind])
+    const options = { keyPrefix: `${random()}:`, ...service }
     const direct = await LockService.connect(directUrl(server.port), options)
     const proxy = await startProxy(server.port, { secure: secure !== undefined })
     return new ProxyFixture({ kind, server, proxy, direct, options })

@@ -16,7 +16,7 @@ const waiterProcesses = (t, store) => new WaiterProcesses(t, { url: store.target
 /**
  * The cases for every server store whose queue has the waiters of all processes.
  *
- * @param {'redis' | 'mongodb-replica-set' | 'postgres' | 'mysql'} kind
+ * @param {'redis' | 'mongodb-replica-set' | 'postgres' | 'mysql' | 'zookeeper'} kind
  */
 export function queue(kind) {
   suite(kind, 'the order of waiters', (test) => {

@@ -3,10 +3,12 @@
 import { MongoClient } from 'mongodb'
 import { openRedis } from './redis-client.mjs'
 import { DIALECTS, SqlRecorder } from './sql-recorder.mjs'
+import { ZookeeperRecorder } from './zookeeper-client.mjs'
 
 /** Opens the record `log` in the store `{ url, options }`. */
 export function openRecorder({ url, options, log }) {
   const dialect = DIALECTS[url.split(':')[0]]
+  if (url.startsWith('zookeeper:')) return new ZookeeperRecorder(url, options, log)
   if (dialect) return new SqlRecorder(dialect, url, options, log)
   return url.startsWith('mongodb') ? new MongodbRecorder(url, options, log) : new RedisRecorder(url, options, log)
 }

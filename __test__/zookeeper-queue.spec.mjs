@@ -1,0 +1,4 @@
+// The queue on ZooKeeper.
+import { queue } from './queue.mjs'
+
+queue('zookeeper')
