@@ -15,6 +15,9 @@ const OPS = {
   close: -11,
 }
 const ALL = 31
+/** The number and the opcode of a ping, which keeps the session. */
+const PING = -2
+const PING_OP = 11
 /** @typedef {{ perms: number, scheme: string, id: string }} Acl */
 /** @type {Acl[]} */
 const EVERYONE = [{ perms: ALL, scheme: 'world', id: 'anyone' }]
@@ -58,7 +61,8 @@ class ZookeeperClient {
     this.#input = Buffer.concat([this.#input, data])
     while (this.#input.length >= 4 && this.#input.length >= 4 + this.#input.readInt32BE(0)) {
       const length = this.#input.readInt32BE(0)
-      this.#waiting.shift()?.(this.#input.subarray(4, 4 + length))
+      // The replies to pings have no receiver.
+      if (this.#input.readInt32BE(4) !== PING) this.#waiting.shift()?.(this.#input.subarray(4, 4 + length))
       this.#input = this.#input.subarray(4 + length)
     }
   }
@@ -75,6 +79,7 @@ class ZookeeperClient {
 
   async open(timeoutMs = 10_000) {
     await this.#ask(Buffer.concat([int(0), long(0n), int(timeoutMs), long(0n), text(Buffer.alloc(16)), flag(false)]))
+    setInterval(() => this.#socket.write(text(Buffer.concat([int(PING), int(PING_OP)]))), timeoutMs / 5).unref()
     return this
   }
 

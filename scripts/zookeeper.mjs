@@ -75,7 +75,8 @@ export async function startZookeeper({ settings = {}, options = [], member } = {
       dataDir: data,
       clientPortAddress: '127.0.0.1',
       clientPort: port,
-      tickTime: 2000,
+      // A quarter of the shortest session timeout of the tests.
+      tickTime: 1000,
       initLimit: 10,
       syncLimit: 5,
       maxClientCnxns: 0,
@@ -108,7 +109,11 @@ export async function startZookeepers({ settings, options, address = (_from, _to
       const seen = of === id ? quorum : await address(id, of, quorum)
       return `server.${of}=127.0.0.1:${seen}:${election}`
     })
-    return startZookeeper({ settings, options, member: { id, servers: await Promise.all(servers) } })
+    return startZookeeper({
+      settings: { tickTime: 2000, ...settings },
+      options,
+      member: { id, servers: await Promise.all(servers) },
+    })
   })
   const members = await Promise.all(started)
   const stop = async () => void (await Promise.all(members.map((member) => member.stop())))
