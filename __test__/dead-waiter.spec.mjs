@@ -42,7 +42,9 @@ const FAULTS = {
   },
 }
 
-for (const kind of Object.keys(KINDS).filter((kind) => kind !== 'memory')) {
+// Where entries end with the session of a process, a dead waiter blocks the next one for as long (queue.mjs).
+const ENDS_WITH_SESSION = Object.keys(KINDS).filter((kind) => 'longestMs' in KINDS[kind])
+for (const kind of Object.keys(KINDS).filter((kind) => kind !== 'memory' && !ENDS_WITH_SESSION.includes(kind))) {
   suite(kind, 'a first waiter with a short ttl', (test) => {
     for (const [what, fault] of Object.entries(FAULTS)) {
       test(`that is ${what} blocks the next waiter for no longer than its ttl`, async (store, t) => {

@@ -72,6 +72,13 @@ async function prepare(fixture, options) {
   return { locks, held, gist: 'gist' }
 }
 
+/**
+ * Returns the options for a store where the locks of a process end with its session: one that ends within a test.
+ *
+ * @param {string} kind
+ */
+const sessionOf = (kind) => (kind === 'zookeeper' ? { sessionTimeoutMs: 8000 } : {})
+
 for (const kind of SERVER_KINDS) {
   proxySuite(kind, 'outages', {}, (test) => {
     test('calls reject while the store refuses connections, and succeed again afterwards', async ({
@@ -120,7 +127,7 @@ for (const kind of SERVER_KINDS) {
     })
 
     test('close() while the store is down resolves in time', async ({ proxy, direct, ...fixture }) => {
-      const { locks } = await prepare(fixture)
+      const { locks } = await prepare(fixture, sessionOf(kind))
       const waiter = rejects(locks.acquire('held', { waitMs: 60_000 }), 'LOCK_CLOSED')
       await waiting(locks, 1)
       await proxy.down()
@@ -167,7 +174,7 @@ for (const kind of SERVER_KINDS) {
         ...fixture
       }) => {
         const ttlMs = 4000
-        const locks = await fixture.warm()
+        const locks = await fixture.warm(sessionOf(kind))
         const lock = await locks.acquire('name', { ttlMs })
         // Makes the service write its deferred record now: a later `inspect` would wait for it and return a shorter time.
         await locks.inspect('name')

@@ -272,6 +272,8 @@ for (const kind of Object.keys(KINDS)) {
     for (const scenario of ['midLease', 'midWait', 'midCalls', 'reload', 'together']) {
       test(scenario, async (store, t) => {
         store.mayLeaveLocks = true
+        // The session of a terminated thread lasts for its timeout.
+        if ('longestMs' in KINDS[kind]) store.options.sessionTimeoutMs = 4000
         const rounds = 25
         const child = start(t, 'threads', taskFor(store, { name: 'n', scenario, rounds }), { requests: false })
         await until('the child is done', () => child.end ?? child.messages.some(({ done }) => done), 60_000)

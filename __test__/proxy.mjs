@@ -297,7 +297,14 @@ export const SERVERS = {
   zookeeper: {
     engine: 'zookeeper',
     // Leases outlast outages in these tests, so that sessions are long.
-    start: () => startZookeeper({ settings: { maxSessionTimeout: 300_000 } }),
+    start: () =>
+      startZookeeper({
+        settings: { maxSessionTimeout: 300_000 },
+        options: ['-Dznode.container.checkIntervalMs=120000'],
+      }),
+    // The first attempt for a new name creates its folder: that request grants nothing.
+    prepare: async (/** @type {LockService} */ direct) =>
+      void (await (await direct.acquire(['name', 'name:2'])).release()),
     service: { sessionTimeoutMs: 300_000 },
     encoded: (/** @type {string} */ key) => folderOf(key),
     url: (/** @type {number} */ port) => `zookeeper://127.0.0.1:${port}`,
@@ -330,10 +337,11 @@ class ProxyFixture {
 
   /** @param {Kind} kind @param {Server} server */
   static async open(kind, server) {
-    const { url, directUrl = url, options: secure, service } = /** @type {any} */ (SERVERS[kind])
+    const { url, directUrl = url, options: secure, service, prepare } = /** @type {any} */ (SERVERS[kind])
     const options = { keyPrefix: `${random()}:`, ...service }
     const direct = await LockService.connect(directUrl(server.port), options)
     const proxy = await startProxy(server.port, { secure: secure !== undefined })
+    await prepare?.(direct)
     return new ProxyFixture({ kind, server, proxy, direct, options })
   }
 

@@ -20,6 +20,8 @@ use crate::model::{Fence, Key, OwnerToken, Ttl};
 const LIVENESS: Duration = Duration::from_millis(4500);
 /// The time from a grant until its fencing token is written. Most locks are released before.
 pub(super) const RECORD_DELAY: Duration = Duration::from_millis(50);
+/// The time until a fencing token that could not be written is written again.
+const RECORD_RETRY: Duration = Duration::from_millis(500);
 /// The time until a watch that the server has refused is tried again.
 const WATCH_RETRY: Duration = Duration::from_secs(1);
 /// The time until entries that could not be deleted are deleted again.
@@ -253,6 +255,9 @@ impl Store {
             for (owner, answers, record) in writes {
                 if let Err(failure) = self.finish_write(&owner, answers, record).await {
                     tracing::debug!(?failure, "a fencing token was not written");
+                    if self.own.get(&owner).is_some() {
+                        self.records.insert(owner, (), Moment::now() + RECORD_RETRY);
+                    }
                 }
             }
         }
