@@ -20,7 +20,7 @@ import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './s
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
-import { locateZookeeper, startZookeeper } from './zookeeper.mjs'
+import { locateCurator, locateZookeeper, startZookeeper } from './zookeeper.mjs'
 
 export { locateMongod, locateRedis }
 
@@ -399,6 +399,6 @@ async function isPrimary({ MongoClient }, port) {
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
   const sql = [locatePostgres, locatePgBouncer, locateMariadb, locateMysql]
-  const locators = [locateRedis, locateMongod, ...sql, locateEtcd, locateZookeeper]
+  const locators = [locateRedis, locateMongod, ...sql, locateEtcd, locateZookeeper, locateCurator]
   process.exitCode = await main(process.argv.slice(2), testServers, locators)
 }

@@ -6,37 +6,57 @@ import { findProgram } from './programs.mjs'
 import { FETCHED, keep, unpackDebian } from './servers-cli.mjs'
 import { freePort, startServer } from './servers.mjs'
 
-const PROGRAM = 'zookeeper-server'
-const KEPT = join(FETCHED, PROGRAM, 'bin')
-const JARS =
-  'zookeeper zookeeper-jute slf4j-api slf4j-simple commons-cli commons-io netty-all metrics-core snappy-java jackson-annotations jackson-core jackson-databind'
+/**
+ * The programs: the packages of Debian that have them, their jars, and the main class that they run first. They are unpacked, not
+ * installed: an installation might start a server. A Java that is missing is fetched, too.
+ */
+const PROGRAMS = {
+  'zookeeper-server': {
+    packages: ['libzookeeper-java'],
+    jars: 'jackson-annotations jackson-core jackson-databind commons-io',
+    main: 'org.apache.zookeeper.server.quorum.QuorumPeerMain',
+  },
+  'zookeeper-curator': {
+    packages: ['libcurator-recipes-java'],
+    jars: 'curator-client curator-framework curator-recipes guava',
+    main: '',
+  },
+}
+const JARS = 'zookeeper zookeeper-jute slf4j-api slf4j-simple commons-cli netty-all metrics-core snappy-java'
 
 /** Finds or fetches `zookeeper-server`: a program that takes the path of a configuration. Resolves to its path. */
-export async function locateZookeeper() {
-  const found = await findProgram(PROGRAM, [KEPT])
+export const locateZookeeper = () => locate('zookeeper-server', 'set HOLDFAST_TEST_ZOOKEEPER_URL')
+
+/** Finds or fetches `zookeeper-curator`: a Java with the jars of Curator, which takes the path of a source file. Resolves to its path. */
+export const locateCurator = () => locate('zookeeper-curator', 'install libcurator-recipes-java')
+
+/** @type {Map<string, Promise<void>>} */
+const fetching = new Map()
+
+/** @param {keyof typeof PROGRAMS} program @param {string} remedy */
+async function locate(program, remedy) {
+  const kept = join(FETCHED, program, 'bin')
+  const found = await findProgram(program, [kept])
   if (found) return found
+  const fetched = fetching.get(program) ?? fetch(program)
+  fetching.set(program, fetched)
   /** @type {any} */
   let cause
-  await (fetching ??= fetchZookeeper()).catch((error) => (cause = error))
-  const fetched = await findProgram(PROGRAM, [KEPT])
-  if (fetched) return fetched
+  await fetched.catch((error) => (cause = error))
+  const path = await findProgram(program, [kept])
+  if (path) return path
   const lines = String(cause?.stderr || cause?.message || 'no usable program was fetched').trim()
-  throw new Error(
-    `no ${PROGRAM} on PATH, and fetching one failed (${lines.split('\n').at(-1)}): set HOLDFAST_TEST_ZOOKEEPER_URL`,
-    { cause },
-  )
+  throw new Error(`no ${program} on PATH, and fetching one failed (${lines.split('\n').at(-1)}): ${remedy}`, { cause })
 }
 
-/** @type {Promise<void> | undefined} */
-let fetching
-
-// Debian's packages, and its Java if none is installed. They are unpacked, not installed: an installation might start a server.
-const fetchZookeeper = () =>
-  keep(PROGRAM, async (work, out) => {
+/** @param {keyof typeof PROGRAMS} program */
+function fetch(program) {
+  const { packages, jars, main } = PROGRAMS[program]
+  return keep(program, async (work, out) => {
     await mkdir(join(out, 'root'), { recursive: true })
-    const java = (await findProgram('java', [])) ? [] : ['default-jre-headless']
-    await unpackDebian(work, join(out, 'root'), ['libzookeeper-java', ...java], /^libzookeeper-java$/)
-    const classes = JARS.split(' ').map((name) => `$root/usr/share/java/${name}.jar`)
+    const java = (await findProgram('java', [])) ? [] : ['default-jdk-headless']
+    await unpackDebian(work, join(out, 'root'), [...packages, ...java], /^lib(zookeeper|curator-\w+)-java$/)
+    const classes = `${JARS} ${jars}`.split(' ').map((name) => `$root/usr/share/java/${name}.jar`)
     const lines = [
       '#!/bin/sh',
       'root="${0%/bin/*}/root"',
@@ -44,10 +64,11 @@ const fetchZookeeper = () =>
       '[ -x "$java" ] || java=java',
       `classes="${classes.join(':')}"`,
       'if [ "$1" = --version ]; then exec "$java" -cp "$classes" org.apache.zookeeper.version.VersionInfoMain; fi',
-      'exec "$java" $JAVA_OPTIONS -cp "$classes" org.apache.zookeeper.server.quorum.QuorumPeerMain "$@"',
+      `exec "$java" $JAVA_OPTIONS -cp "$classes" ${main} "$@"`,
     ]
-    await writeFile(join(out, 'bin', PROGRAM), `${lines.join('\n')}\n`, { mode: 0o755 })
+    await writeFile(join(out, 'bin', program), `${lines.join('\n')}\n`, { mode: 0o755 })
   })
+}
 
 /** A small server that starts fast, removes empty containers soon, and does not wait for the disk. */
 const OPTIONS = [
