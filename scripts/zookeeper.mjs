@@ -22,9 +22,14 @@ const PROGRAMS = {
     main: '',
   },
 }
-const JARS = 'zookeeper zookeeper-jute slf4j-api slf4j-simple commons-cli netty-all metrics-core snappy-java'
+const JARS =
+  'zookeeper zookeeper-jute slf4j-api slf4j-simple commons-cli metrics-core snappy-java ' +
+  'netty-common netty-buffer netty-transport netty-handler netty-codec netty-resolver netty-transport-native-unix-common netty-transport-native-epoll'
 
-/** Finds or fetches `zookeeper-server`: a program that takes the path of a configuration. Resolves to its path. */
+/**
+ * Finds or fetches `zookeeper-server`: a program that takes the path of a configuration, or `--cli` and the arguments of `zkCli.sh`.
+ * Resolves to its path.
+ */
 export const locateZookeeper = () => locate('zookeeper-server', 'set HOLDFAST_TEST_ZOOKEEPER_URL')
 
 /** Finds or fetches `zookeeper-curator`: a Java with the jars of Curator, which takes the path of a source file. Resolves to its path. */
@@ -56,7 +61,9 @@ function fetch(program) {
     await mkdir(join(out, 'root'), { recursive: true })
     const java = (await findProgram('java', [])) ? [] : ['default-jdk-headless']
     await unpackDebian(work, join(out, 'root'), [...packages, ...java], /^lib(zookeeper|curator-\w+)-java$/)
-    const classes = `${JARS} ${jars}`.split(' ').map((name) => `$root/usr/share/java/${name}.jar`)
+    const classes = `${JARS} ${jars}`
+      .split(' ')
+      .map((name) => `$root/usr/share/java/${name}.jar:/usr/share/java/${name}.jar`)
     const lines = [
       '#!/bin/sh',
       'root="${0%/bin/*}/root"',
@@ -64,6 +71,7 @@ function fetch(program) {
       '[ -x "$java" ] || java=java',
       `classes="${classes.join(':')}"`,
       'if [ "$1" = --version ]; then exec "$java" -cp "$classes" org.apache.zookeeper.version.VersionInfoMain; fi',
+      'if [ "$1" = --cli ]; then shift; exec "$java" -cp "$classes" org.apache.zookeeper.ZooKeeperMain "$@"; fi',
       `exec "$java" $JAVA_OPTIONS -cp "$classes" ${main} "$@"`,
     ]
     await writeFile(join(out, 'bin', program), `${lines.join('\n')}\n`, { mode: 0o755 })

@@ -1,11 +1,13 @@
 // Runs the permissions on the pages of the stores: a server with authentication, the page's user, and every verb as this user.
 import assert from 'node:assert/strict'
+import { execFileSync } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
 import { locateMariadb, startMariadb } from '../../scripts/mysql.mjs'
 import { locatePostgres, startPostgres } from '../../scripts/postgres.mjs'
 import { locateMongod, locateRedis, startRedis } from '../../scripts/servers.mjs'
+import { locateZookeeper, startZookeeper } from '../../scripts/zookeeper.mjs'
 import { blocksOf, oneLine, read } from './blocks.mjs'
 import { MongodFixture } from '../mongodb/fixture.mjs'
 import { withMysql } from '../mysql-client.mjs'
@@ -144,6 +146,26 @@ export async function runMysql(code, t) {
     await withMysql(url, (client) =>
       assert.rejects(client.query('CREATE TABLE other (a int)'), /denied/, 'only the needed rights'),
     )
+  } finally {
+    await server.stop()
+  }
+}
+
+export async function runZookeeper(code, t) {
+  if (!(await canStartServer(t, 'zookeeper', locateZookeeper))) return
+  const server = await startZookeeper()
+  try {
+    const address = `127.0.0.1:${server.port}`
+    execFileSync(await locateZookeeper(), ['--cli', '-server', address], {
+      input: code,
+      stdio: ['pipe', 'ignore', 'ignore'],
+    })
+    await useEveryVerb(`zookeeper://app:PASSWORD@${address}/locks`)
+    for (const login of ['', 'app:other@', 'other:PASSWORD@']) {
+      const locks = await LockService.connect(`zookeeper://${login}${address}/locks`)
+      await assert.rejects(locks.tryAcquire('a'), { code: 'LOCK_STORE', retryable: false, message: /NoAuth \(-102\)/ })
+      await locks.close()
+    }
   } finally {
     await server.stop()
   }

@@ -143,6 +143,9 @@ async fn shake_hands(
             }
             Some(CertificateFault::OtherName) => "use a host of the URL that is in the server's certificate",
             Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
+            None if matches!(tls, Some(rustls::Error::AlertReceived(_))) => {
+                "the server may require a client certificate: set tls.certFile and tls.keyFile"
+            }
             None => "check that the port is the server's secureClientPort",
         };
         ConnectFailure {
