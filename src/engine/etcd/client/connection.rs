@@ -11,12 +11,13 @@ use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use h2::client::{ResponseFuture, SendRequest};
-use h2::{Ping, PingPong, RecvStream, SendStream};
+use h2::{RecvStream, SendStream};
 use http::{Method, Request, Version};
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
@@ -32,15 +33,15 @@ use crate::engine::tls::{CertificateFault, Verified, client_config};
 const TICK: Duration = Duration::from_millis(300);
 /// A request without an answer for this long makes the connection suspect.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Each of two waits for the answer to a ping. After a stall of this process the first one may be over at once.
-const PONG: Duration = Duration::from_millis(500);
-/// The interval of pings without requests.
-const IDLE_PING: Duration = Duration::from_secs(5);
+/// Each of two waits for the answer to a probe. After a stall of this process the first one may be over at once.
+const PROBE: Duration = Duration::from_millis(500);
+/// The request of a probe: a server without it answers with an error.
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
 
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// An open connection. It is closed when it is dropped and has no requests.
+/// An open connection. Dropping it closes it after its last request.
 pub(in crate::engine::etcd) struct Connection {
     pub(super) server: Server,
     sender: SendRequest<Bytes>,
@@ -51,6 +52,8 @@ pub(in crate::engine::etcd) struct Connection {
 struct State {
     closed: CancellationToken,
     requests: Mutex<Requests>,
+    /// There are requests.
+    begun: Notify,
 }
 
 /// The requests without an answer, with the times of their sending.
@@ -81,7 +84,7 @@ impl Connection {
             None => Box::new(socket),
             Some(files) => secured(server, files, socket).await?,
         };
-        let (sender, mut connection) = h2::client::Builder::new()
+        let (sender, connection) = h2::client::Builder::new()
             .initial_window_size(1 << 20)
             .initial_connection_window_size(4 << 20)
             .max_header_list_size(64 << 10)
@@ -92,8 +95,8 @@ impl Connection {
         let state = Arc::new(State {
             closed: CancellationToken::new(),
             requests: Mutex::default(),
+            begun: Notify::new(),
         });
-        let pings = connection.ping_pong();
         let closed = state.closed.clone();
         let driver = async move {
             tokio::select! {
@@ -105,15 +108,16 @@ impl Connection {
             closed.cancel();
         };
         tokio::spawn(driver.boxed());
-        if let Some(pings) = pings {
-            tokio::spawn(close_when_silent(pings, state.clone(), is_alone).boxed());
-        }
-        Ok(Connection {
+        let connection = Connection {
             server: server.clone(),
             sender,
             is_secure: tls.is_some(),
             state,
-        })
+        };
+        let head = connection.request(HEALTH, None)?;
+        let checking = close_when_silent(connection.sender.clone(), head, connection.state.clone(), is_alone);
+        tokio::spawn(checking.boxed());
+        Ok(connection)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -154,7 +158,7 @@ impl Connection {
     /// Makes a request with one message and one answer. Calls `begin` before the first byte can be sent. If it returns a value, the
     /// answer is awaited even when this future is dropped.
     pub(super) async fn unary(
-        &self,
+        self: &Arc<Self>,
         path: &str,
         token: Option<&str>,
         message: Bytes,
@@ -166,19 +170,22 @@ impl Connection {
             let mut requests = self.state.requests.lock();
             requests.last += 1;
             let number = requests.last;
+            if requests.sent.is_empty() {
+                self.state.begun.notify_one();
+            }
             requests.sent.insert(number, Moment::now());
             Sent(self.state.clone(), number)
         };
         let (answer, mut stream) = sender.send_request(request, false).map_err(|error| broken(&error))?;
         stream.send_data(message, true).map_err(|error| broken(&error))?;
-        let state = self.state.clone();
+        let connection = self.clone();
         let is_continued = unanswered.is_some();
         let answer = async move {
             let _guards = (unanswered, sent);
             tokio::select! {
                 biased;
                 answer = read_answer(answer) => answer,
-                () = state.closed.cancelled() => Err(closed()),
+                () = connection.state.closed.cancelled() => Err(closed()),
             }
         };
         Continued {
@@ -198,6 +205,12 @@ impl Connection {
             frames: Frames::default(),
             closed: self.state.closed.clone(),
         })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -328,38 +341,46 @@ fn checked(head: &http::response::Parts) -> Result<(), Status> {
     }
 }
 
-/// Closes a connection whose server does not answer pings, and one whose member answers no requests while there are others.
-async fn close_when_silent(mut pings: PingPong, state: Arc<State>, is_alone: bool) {
-    let mut pinged = Moment::now();
+/// Closes a connection whose server does not answer a probe, and one whose member answers no requests while there are others. (etcd
+/// closes a connection with more than one HTTP/2 ping in 5 s, so that the probe is a request.)
+async fn close_when_silent(sender: SendRequest<Bytes>, head: Request<()>, state: Arc<State>, is_alone: bool) {
     let mut is_suspect = false;
     loop {
-        tokio::select! {
-            () = state.closed.cancelled() => return,
-            () = tokio::time::sleep(TICK) => {}
-        }
         let oldest = state.requests.lock().sent.values().next().copied();
-        let age = oldest.map_or(Duration::ZERO, Moment::elapsed);
-        if age >= SILENCE && !is_alone && std::mem::replace(&mut is_suspect, true) {
-            tracing::debug!("a member of etcd does not answer");
-            break;
-        }
-        is_suspect &= age >= SILENCE;
-        if age < TICK && pinged.elapsed() < IDLE_PING {
-            continue;
-        }
-        pinged = Moment::now();
-        let ping = pings.ping(Ping::opaque());
-        tokio::pin!(ping);
-        let pong = async {
-            if tokio::time::timeout(PONG, &mut ping).await.is_err() {
-                let _ = tokio::time::timeout(PONG, &mut ping)
-                    .await
-                    .map_err(|_| state.closed.cancel());
+        let pause = async {
+            match oldest {
+                Some(_) => tokio::time::sleep(TICK).await,
+                None => state.begun.notified().await,
             }
         };
         tokio::select! {
             () = state.closed.cancelled() => return,
-            () = pong => {}
+            () = pause => {}
+        }
+        let Some(age) = oldest.map(Moment::elapsed).filter(|age| *age >= 2 * TICK) else {
+            is_suspect = false;
+            continue;
+        };
+        let probe = async {
+            let (answer, mut stream) = sender.clone().ready().await?.send_request(head.clone(), false)?;
+            stream.send_data(Bytes::from_static(&[0; 5]), true)?;
+            answer.await.map(drop)
+        };
+        tokio::pin!(probe);
+        let mut is_answered = false;
+        for _ in 0..2 {
+            tokio::select! {
+                () = state.closed.cancelled() => return,
+                answered = tokio::time::timeout(PROBE, &mut probe) => if answered.is_ok() {
+                    is_answered = true;
+                    break;
+                },
+            }
+        }
+        let is_stuck = age >= SILENCE && std::mem::replace(&mut is_suspect, age >= SILENCE) && !is_alone;
+        if !is_answered || is_stuck {
+            tracing::debug!(is_answered, "a member of etcd does not answer");
+            break;
         }
     }
     state.closed.cancel();
