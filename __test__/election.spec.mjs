@@ -9,7 +9,7 @@ import { random, serverUrl, suite } from './stores.mjs'
 /** Resolves when a signal aborts. @param {import('../index.js').Signal} signal */
 const aborted = (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve))
 
-for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-set', 'postgres', 'mysql'])) {
+for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd'])) {
   proxySuite(kind, 'elections', {}, (test) => {
     test('an outage of 8 s ends a leadership of 4 s, and no election', async ({ connect, direct, proxy }) => {
       const locks = await connect({ storeTimeoutMs: 1500 })

@@ -23,6 +23,7 @@ for (const kind of [
   'mongodb-replica-set',
   'postgres',
   'mysql',
+  'etcd',
 ]) {
   suite(kind, 'LOCK_TIMEOUT', (test) => {
     test('it has the busy name of several, the holder, and the rest of its lease', async (store) => {

@@ -33,7 +33,8 @@ use crate::engine::tls::{CertificateFault, Verified, client_config};
 const TICK: Duration = Duration::from_millis(300);
 /// A request without an answer for this long makes the connection suspect.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Each of two waits for the answer to a probe. After a stall of this process the first one may be over at once.
+/// Each of two waits for the answer to a probe, three times as long without another member. After a stall of this process the first
+/// one may be over at once.
 const PROBE: Duration = Duration::from_millis(500);
 /// The request of a probe: a server without it answers with an error.
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
@@ -345,6 +346,7 @@ fn checked(head: &http::response::Parts) -> Result<(), Status> {
 /// closes a connection with more than one HTTP/2 ping in 5 s, so that the probe is a request.)
 async fn close_when_silent(sender: SendRequest<Bytes>, head: Request<()>, state: Arc<State>, is_alone: bool) {
     let mut is_suspect = false;
+    let patience = if is_alone { 3 * PROBE } else { PROBE };
     loop {
         let oldest = state.requests.lock().sent.values().next().copied();
         let pause = async {
@@ -371,7 +373,7 @@ async fn close_when_silent(sender: SendRequest<Bytes>, head: Request<()>, state:
         for _ in 0..2 {
             tokio::select! {
                 () = state.closed.cancelled() => return,
-                answered = tokio::time::timeout(PROBE, &mut probe) => if answered.is_ok() {
+                answered = tokio::time::timeout(patience, &mut probe) => if answered.is_ok() {
                     is_answered = true;
                     break;
                 },
