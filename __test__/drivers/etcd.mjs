@@ -109,6 +109,26 @@ export const etcd = {
   startCluster: (args = []) => new Cluster().start(args),
   /** Starts one server, with TLS or more arguments. */
   start: startEtcd,
+  /** A URL of a server. */
+  url: ({ port, host = '127.0.0.1', login = '', tls = false }) =>
+    `etcd${tls ? 's' : ''}://${login && `${login}@`}${host}:${port}`,
+  /** Starts a server with a user that has the rights for one prefix. Tokens expire after 2 s without use. */
+  async startWithUsers({ user, password, prefix }) {
+    const server = await startEtcd({ args: ['--auth-token-ttl', '2', '--bcrypt-cost', '4'] })
+    for (const command of [
+      ['user', 'add', 'root:root'],
+      ['user', 'grant-role', 'root', 'root'],
+      ['role', 'add', 'locks'],
+      ['role', 'grant-permission', 'locks', '--prefix=true', 'readwrite', prefix],
+      ['user', 'add', `${user}:${password}`],
+      ['user', 'grant-role', user, 'locks'],
+      ['auth', 'enable'],
+    ])
+      await etcdctl(server, ...command)
+    return server
+  },
+  revoke: (server) => etcdctl(server, '--user=root:root', 'user', 'revoke-role', 'app', 'locks'),
+  grant: (server) => etcdctl(server, '--user=root:root', 'user', 'grant-role', 'app', 'locks'),
   /** Executes a command of etcd's own client. */
   client: etcdctl,
   /** Runs etcd's own client with any arguments, also for another address. */
