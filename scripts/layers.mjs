@@ -32,7 +32,10 @@ function forbidden(path) {
   }
   const inTests = path.startsWith('service/tests/')
   if (top === 'service' && !inTests) {
-    rules.push([/\bengine::(memory|redis|mongodb|sql|etcd|entries|config)\b/, 'the service imports the trait, not the engines'])
+    rules.push([
+      /\bengine::(memory|redis|mongodb|sql|etcd|entries|config)\b/,
+      'the service imports the trait, not the engines',
+    ])
     rules.push([/\bcrate::js\b/, 'the service imports no layer above it'])
   }
   if (top === 'js') {

@@ -48,7 +48,10 @@ export function multi(test, { ordered, engine }) {
     assert.equal((await b.list({ prefix: 'many:' })).length, mostNames)
     if (store.mostNames) {
       const { message } = await rejects(a.acquire([...names, 'more']), 'LOCK_INVALID_ARGUMENT')
-      assert.match(message, new RegExp(`names must be at most ${mostNames} names on ${store.engine}, got ${mostNames + 1}`))
+      assert.match(
+        message,
+        new RegExp(`names must be at most ${mostNames} names on ${store.engine}, got ${mostNames + 1}`),
+      )
     }
     assert.deepEqual([await one.release(), await many.release()], [true, true])
   })

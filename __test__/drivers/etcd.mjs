@@ -48,7 +48,10 @@ class Cluster {
     if (await this.#isCut(to, client)) return client.destroy()
     const server = net.connect(port, '127.0.0.1')
     this.#connections.add({ to, client, server })
-    for (const [from, into] of [[client, server], [server, client]]) {
+    for (const [from, into] of [
+      [client, server],
+      [server, client],
+    ]) {
       from.on('error', () => {}).on('close', () => into.destroy())
       from.pipe(into)
     }
@@ -72,7 +75,9 @@ class Cluster {
     for (;;) {
       for (const index of among) {
         const { port } = this.members[index]
-        const status = await etcdctl({ port }, '--command-timeout=1s', 'endpoint', 'status', '-w', 'json').catch(() => '[]')
+        const status = await etcdctl({ port }, '--command-timeout=1s', 'endpoint', 'status', '-w', 'json').catch(
+          () => '[]',
+        )
         const [{ Status } = {}] = JSON.parse(status)
         if (Status?.leader !== undefined && Status.leader === Status.header.member_id) return index
       }
@@ -132,7 +137,8 @@ export const etcd = {
   /** Executes a command of etcd's own client. */
   client: etcdctl,
   /** Runs etcd's own client with any arguments, also for another address. */
-  run: async (...args) => (await run(await locateEtcdctl(), args, { env: { ...process.env, ETCDCTL_API: '3' } })).stdout,
+  run: async (...args) =>
+    (await run(await locateEtcdctl(), args, { env: { ...process.env, ETCDCTL_API: '3' } })).stdout,
   /** The keys under a prefix, as another client sees them. */
   keys: async (server, prefix) =>
     (await etcdctl(server, 'get', '--prefix', '--keys-only', prefix)).split('\n').filter(Boolean),

@@ -136,7 +136,13 @@ export function failover(driver) {
       let info
       while (!info) info = await a.inspect('n').catch(() => null)
       assert.equal(info.fencingToken, held.fencingToken)
-      while (!(await held.extend(30_000).then(() => true, () => false))) assert.ok(held.isHeld)
+      while (
+        !(await held.extend(30_000).then(
+          () => true,
+          () => false,
+        ))
+      )
+        assert.ok(held.isHeld)
       assert.equal(await held.release(), true)
     })
   })

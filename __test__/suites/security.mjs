@@ -63,7 +63,11 @@ export function security(driver) {
       await works(url('localhost'), { tls: { ca: text('ca.crt'), cert: text('client.crt'), key: text('client.key') } })
       await works(url('127.0.0.1'), { tls: { insecure: true, ...client } })
       await fails(url('127.0.0.1'), { tls }, /use the name in the certificate/)
-      await fails(url('localhost'), { tls: { ...tls, caFile: file('other', 'ca.crt') } }, /not trusted here: set tls\.caFile/)
+      await fails(
+        url('localhost'),
+        { tls: { ...tls, caFile: file('other', 'ca.crt') } },
+        /not trusted here: set tls\.caFile/,
+      )
       await fails(url('localhost'), { tls: { caFile: file('ca.crt') } }, /tls\.certFile/)
       await fails(driver.url({ ...users, host: '127.0.0.1', tls: true }), {}, /TLS/)
       await fails(driver.url({ ...secure, host: '127.0.0.1' }), {}, /connect|connection|broke/)
