@@ -41,12 +41,16 @@ export class EtcdClient {
   }
 
   /**
-   * Writes a key if it has not changed since the revision `changed` (`0`: if it is absent). Resolves to whether it was written.
+   * Writes a key if it has not changed since the revision `changed` (`0`: if it is absent). `alone`: only if there is no key from the
+   * folder of the key up to this one. Resolves to whether it was written.
    *
-   * @param {string} key @param {unknown} value @param {string | number} changed @param {string} [lease]
+   * @param {string} key @param {unknown} value @param {string | number} changed @param {string} [lease] @param {string} [alone]
    */
-  async put(key, value, changed, lease) {
-    const compare = [{ key: encoded(key), target: 'MOD', mod_revision: String(changed) }]
+  async put(key, value, changed, lease, alone) {
+    const folder = encoded(key.slice(0, key.lastIndexOf('/') + 1))
+    const compare = alone
+      ? [{ key: folder, range_end: encoded(alone), target: 'CREATE', create_revision: '0' }]
+      : [{ key: encoded(key), target: 'MOD', mod_revision: String(changed) }]
     const success = [{ request_put: { key: encoded(key), value: encoded(value), lease } }]
     return (await this.call('kv/txn', { compare, success })).succeeded === true
   }

@@ -97,7 +97,8 @@ describe('etcd: faults of the server', { timeout: 300_000 }, () => {
     const locks = await connect({ storeTimeoutMs: 2000 })
     const held = await locks.acquire('held', { ttlMs: 2000 })
     const value = 'x'.repeat(1 << 20)
-    for (let index = 0; ; index++) if (await client.put(`full/${index}`, value, 0).catch(() => true)) if (index > 20) break
+    for (let index = 0; ; index++)
+      if (await client.put(`full/${index}`, value, 0).catch(() => true)) if (index > 20) break
     await until('the alarm', async () => (await etcdctl(server, 'alarm', 'list')).includes('NOSPACE'))
     const error = await rejects(locks.tryAcquire('new'), 'LOCK_STORE', { retryable: true })
     assert.match(error.message, /space exceeded.*etcdctl alarm disarm/)

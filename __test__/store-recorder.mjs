@@ -1,12 +1,14 @@
 // Another client of the store, for Redis, MongoDB and SQL servers: waiters record there that they are served, and tests read and change
 // locks and queues.
 import { MongoClient } from 'mongodb'
+import { EtcdRecorder } from './etcd-recorder.mjs'
 import { openRedis } from './redis-client.mjs'
 import { DIALECTS, SqlRecorder } from './sql-recorder.mjs'
 
 /** Opens the record `log` in the store `{ url, options }`. */
 export function openRecorder({ url, options, log }) {
   const dialect = DIALECTS[url.split(':')[0]]
+  if (url.startsWith('etcd')) return new EtcdRecorder(url, options, log)
   if (dialect) return new SqlRecorder(dialect, url, options, log)
   return url.startsWith('mongodb') ? new MongodbRecorder(url, options, log) : new RedisRecorder(url, options, log)
 }

@@ -15,6 +15,7 @@ import { withMongo } from './mongodb-client.mjs'
  * - `server`: the variable with the URL of the server, if the store needs one; several URLs are separated by commas.
  * - `query`: what the tests append to this URL.
  * - `deadMs`: how long a dead process delays others, if that is longer than its ttl.
+ * - `losesPositions`: whether the waiters of a process that was suspended for as long go to the end of the queue.
  * - `mostNames`: the maximum number of names of one lock, if it is below 1000.
  */
 export const KINDS = {
@@ -36,7 +37,14 @@ export const KINDS = {
     query: '?pooler=transaction',
   },
   mysql: { engine: 'mysql', ordered: true, server: 'HOLDFAST_TEST_MYSQL_URL' },
-  etcd: { engine: 'etcd', ordered: true, server: 'HOLDFAST_TEST_ETCD_URL', mostNames: 60, deadMs: 5500 },
+  etcd: {
+    engine: 'etcd',
+    ordered: true,
+    server: 'HOLDFAST_TEST_ETCD_URL',
+    mostNames: 60,
+    deadMs: 5500,
+    losesPositions: true,
+  },
 }
 
 /** Returns random text for unique names. */

@@ -36,7 +36,7 @@ pub(super) async fn run(core: Arc<Core>, mut requests: UnboundedReceiver<Watch>)
             if core.entries.is_empty() && requests.recv().await.is_none() {
                 return;
             }
-            let failure = match core.client.watch().await {
+            let (failure, was_read) = match core.client.watch().await {
                 Ok(stream) => {
                     let mut watches = Watches::new(&core, stream, last_id);
                     let status = watches.serve(&mut requests, &mut backoff).await;
@@ -71,6 +71,8 @@ struct Watches<'a> {
     ids: HashMap<Key, i64>,
     last_id: i64,
     reads: FuturesUnordered<Read>,
+    /// Whether the entries of a name were read.
+    was_read: bool,
 }
 
 impl<'a> Watches<'a> {
@@ -82,6 +84,7 @@ impl<'a> Watches<'a> {
             ids: HashMap::new(),
             last_id,
             reads: FuturesUnordered::new(),
+            was_read: false,
         }
     }
 
@@ -187,6 +190,7 @@ impl<'a> Watches<'a> {
             return Ok(());
         }
         let (revision, entries) = read.map_err(|failure| failure.status)?;
+        self.was_read = true;
         let granted = self.core.entries.opened(name, revision, entries);
         self.core.granted(granted);
         Ok(())
