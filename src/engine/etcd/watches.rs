@@ -41,19 +41,18 @@ pub(super) async fn run(core: Arc<Core>, mut requests: UnboundedReceiver<Watch>)
                     let mut watches = Watches::new(&core, stream, last_id);
                     let status = watches.serve(&mut requests, &mut backoff).await;
                     last_id = watches.last_id;
-                    core.client.watch_failed(watches.stream, status)
+                    (core.client.watch_failed(watches.stream, status), watches.was_read)
                 }
-                Err(failure) => {
-                    // Attempts of the waiters report the outage.
-                    core.entries
-                        .names()
-                        .iter()
-                        .for_each(|name| core.entries.wake_name(name));
-                    failure
-                }
+                Err(failure) => (failure, false),
             };
             tracing::debug!(error = %failure.of("watch"), "the watches were lost");
-            core.entries.names().iter().for_each(|name| core.entries.lost(name));
+            for name in core.entries.names() {
+                core.entries.lost(&name);
+                // Attempts of the waiters report an outage, or a missing permission.
+                if !was_read {
+                    core.entries.wake_name(&name);
+                }
+            }
             tokio::time::sleep(backoff.delay()).await;
         }
     };
