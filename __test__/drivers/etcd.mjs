@@ -44,7 +44,7 @@ class Cluster {
 
   async #accept(client, to, port) {
     client.on('error', () => {})
-    // Nothing passes before it is known who connects.
+    // Nothing passes before the owner of the connection is known.
     if (await this.#isCut(to, client)) return client.destroy()
     const server = net.connect(port, '127.0.0.1')
     this.#connections.add({ to, client, server })

@@ -160,7 +160,7 @@ impl<'a> Watches<'a> {
             let revision = revision_of(&event);
             let mut changes = Vec::new();
             let mut event = Some(event);
-            // One revision may delete several entries: nobody between them was granted.
+            // One revision may delete several entries: no claim between them was granted.
             while let Some(next) = event.or_else(|| events.next_if(|next| revision_of(next) == revision)) {
                 changes.extend(self.change(name, next));
                 event = None;

@@ -5,7 +5,6 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
@@ -14,33 +13,18 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{Method, Request, Version};
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
-use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
 use super::Unanswered;
 use super::framing::{Frames, MAX_MESSAGE};
+use super::liveness::{HEALTH, close_when_silent};
 use super::status::Status;
+use super::tls::{Io, secured};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::target::Server;
-use crate::engine::tls::{CertificateFault, Verified, client_config};
-
-/// The interval of the checks whether a server still answers.
-const TICK: Duration = Duration::from_millis(300);
-/// A request without an answer for this long makes the connection suspect.
-const SILENCE: Duration = Duration::from_secs(1);
-/// Each of two waits for the answer to a probe, three times as long without another member. After a stall of this process the first
-/// one may be over at once.
-const PROBE: Duration = Duration::from_millis(500);
-/// The request of a probe: a server without it answers with an error.
-const HEALTH: &str = "/grpc.health.v1.Health/Check";
-
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// An open connection. Dropping it closes it after its last request.
 pub(in crate::engine::etcd) struct Connection {
@@ -50,11 +34,11 @@ pub(in crate::engine::etcd) struct Connection {
     state: Arc<State>,
 }
 
-struct State {
-    closed: CancellationToken,
+pub(super) struct State {
+    pub closed: CancellationToken,
     requests: Mutex<Requests>,
     /// There are requests.
-    begun: Notify,
+    pub begun: Notify,
 }
 
 /// The requests without an answer, with the times of their sending.
@@ -62,6 +46,13 @@ struct State {
 struct Requests {
     last: u64,
     sent: BTreeMap<u64, Moment>,
+}
+
+impl State {
+    /// Returns when the oldest request without an answer was sent.
+    pub(super) fn oldest(&self) -> Option<Moment> {
+        self.requests.lock().sent.values().next().copied()
+    }
 }
 
 /// A request without an answer. Dropping it removes it from the list.
@@ -340,91 +331,6 @@ fn checked(head: &http::response::Parts) -> Result<(), Status> {
             "it does not speak gRPC: it is not etcd 3.4 or later".into(),
         )),
     }
-}
-
-/// Closes a connection whose server does not answer a probe, and one whose member answers no requests while there are others. (etcd
-/// closes a connection with more than one HTTP/2 ping in 5 s, so that the probe is a request.)
-async fn close_when_silent(sender: SendRequest<Bytes>, head: Request<()>, state: Arc<State>, is_alone: bool) {
-    let mut is_suspect = false;
-    let patience = if is_alone { 3 * PROBE } else { PROBE };
-    loop {
-        let oldest = state.requests.lock().sent.values().next().copied();
-        let pause = async {
-            match oldest {
-                Some(_) => tokio::time::sleep(TICK).await,
-                None => state.begun.notified().await,
-            }
-        };
-        tokio::select! {
-            () = state.closed.cancelled() => return,
-            () = pause => {}
-        }
-        let Some(age) = oldest.map(Moment::elapsed).filter(|age| *age >= 2 * TICK) else {
-            is_suspect = false;
-            continue;
-        };
-        let probe = async {
-            let (answer, mut stream) = sender.clone().ready().await?.send_request(head.clone(), false)?;
-            stream.send_data(Bytes::from_static(&[0; 5]), true)?;
-            answer.await.map(drop)
-        };
-        tokio::pin!(probe);
-        let mut is_answered = false;
-        for _ in 0..2 {
-            tokio::select! {
-                () = state.closed.cancelled() => return,
-                answered = tokio::time::timeout(patience, &mut probe) => if answered.is_ok() {
-                    is_answered = true;
-                    break;
-                },
-            }
-        }
-        let is_stuck = age >= SILENCE && std::mem::replace(&mut is_suspect, age >= SILENCE) && !is_alone;
-        if !is_answered || is_stuck {
-            tracing::debug!(is_answered, "a member of etcd does not answer");
-            break;
-        }
-    }
-    state.closed.cancel();
-}
-
-/// Sets up TLS with HTTP/2.
-async fn secured(server: &Server, files: &TlsFiles, socket: TcpStream) -> Result<Box<dyn Io>, Status> {
-    let mut config = client_config(files, Verified::Full).map_err(|error| Status::Wrong(error.to_string()))?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let name = ServerName::try_from(server.host.clone()).map_err(|error| Status::Wrong(error.to_string()))?;
-    let connecting = TlsConnector::from(Arc::new(config)).connect(name, socket);
-    let stream = connecting.await.map_err(tls_error)?;
-    if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-        return Err(Status::Wrong(
-            "the server has TLS without HTTP/2: it is not etcd".into(),
-        ));
-    }
-    Ok(Box::new(stream))
-}
-
-fn tls_error(error: io::Error) -> Status {
-    let of_tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
-    let Some(of_tls) = of_tls else {
-        return Status::Broken(format!("TLS failed: {error}"));
-    };
-    let advice = match CertificateFault::of(of_tls) {
-        Some(CertificateFault::Untrusted) => {
-            "; its authority is not trusted here: set tls.caFile or tls.ca to the certificate of that authority"
-        }
-        Some(CertificateFault::OtherName) => "; use the name in the certificate of the server as the host of the URL",
-        Some(CertificateFault::Expired) => {
-            return Status::Wrong(format!("TLS failed: {of_tls}; {}", CertificateFault::EXPIRED));
-        }
-        None if matches!(of_tls, rustls::Error::InvalidMessage(_)) => {
-            "; does the server have TLS? Without it the URL begins with etcd://"
-        }
-        None if matches!(of_tls, rustls::Error::AlertReceived(_)) => {
-            "; a server that requires a client certificate needs tls.certFile and tls.keyFile"
-        }
-        None => "",
-    };
-    Status::Wrong(format!("TLS failed: {of_tls}{advice}"))
 }
 
 fn broken(error: &h2::Error) -> Status {
