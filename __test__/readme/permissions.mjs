@@ -3,6 +3,7 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
+import { etcdctl, locateEtcd, startEtcd } from '../../scripts/etcd.mjs'
 import { locateMariadb, startMariadb } from '../../scripts/mysql.mjs'
 import { locatePostgres, startPostgres } from '../../scripts/postgres.mjs'
 import { locateMongod, locateRedis, startRedis } from '../../scripts/servers.mjs'
@@ -144,6 +145,19 @@ export async function runMysql(code, t) {
     await withMysql(url, (client) =>
       assert.rejects(client.query('CREATE TABLE other (a int)'), /denied/, 'only the needed rights'),
     )
+  } finally {
+    await server.stop()
+  }
+}
+
+export async function runEtcdctl(code, t) {
+  if (!(await canStartServer(t, 'etcd', locateEtcd))) return
+  const server = await startEtcd({ args: ['--bcrypt-cost', '4'] })
+  try {
+    for (const line of ['user add root:root', 'user grant-role root root', ...code.trim().split('\n'), 'auth enable'])
+      await etcdctl(server, ...line.split(' '))
+    await useEveryVerb(server.url.replace('//', '//app:PASSWORD@'))
+    await assert.rejects(etcdctl(server, '--user=app:PASSWORD', 'put', 'other', ''), /denied/, 'only the needed rights')
   } finally {
     await server.stop()
   }
