@@ -35,8 +35,12 @@ export class EtcdRecorder {
     return stored ? JSON.parse(stored.value).records : []
   }
 
+  key(name) {
+    return `${this.prefix}${name}`
+  }
+
   async #entries(name) {
-    const found = await this.client.list(`${this.prefix}${name}/`)
+    const found = await this.client.list(`${this.key(name)}/`)
     const place = ({ created, value }) => created * 64 + (value ? (JSON.parse(value).n ?? 0) : 0)
     return found.sort((one, other) => place(one) - place(other))
   }
@@ -62,11 +66,11 @@ export class EtcdRecorder {
   /** Acquires a name as another tool would, if it is free. */
   async acquire(name) {
     const lease = await this.client.lease(60)
-    return this.client.put(`${this.prefix}${name}/theirs`, '', 0, lease, `${this.prefix}${name}0`)
+    return this.client.put(`${this.key(name)}/theirs`, '', 0, lease, `${this.key(name)}0`)
   }
 
   release(name) {
-    return this.client.delete(`${this.prefix}${name}/theirs`)
+    return this.client.delete(`${this.key(name)}/theirs`)
   }
 
   async close() {
