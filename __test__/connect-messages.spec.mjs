@@ -123,13 +123,13 @@ describe('arguments of connect', () => {
         `a function as password for ${url}`,
         [
           [url, { password: async () => 'secret' }],
-          /^password must be a string for MongoDB and MySQL: a function is for Redis and PostgreSQL, got a function$/,
+          /^password must be a string for MongoDB, MySQL and etcd: a function is for Redis and PostgreSQL, got a function$/,
         ],
       ]),
     ),
     'TLS settings for SQLite': [
       ['sqlite:/tmp/never.sqlite', { tls: { caFile: '/etc/ca.pem' } }],
-      /^tls must be absent for a store other than Redis, MongoDB, PostgreSQL and MySQL, got a URL of sqlite:$/,
+      /^tls must be absent for a store other than Redis, MongoDB, PostgreSQL, MySQL and etcd, got a URL of sqlite:$/,
     ],
     'a Unix socket without a path': [['redis+unix://host/path.sock'], /redis\+unix:\/\/\/PATH/],
   }

@@ -145,7 +145,7 @@ test('every path in the documents and in src/lib.rs exists', () => {
   const exists = (path) =>
     existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
   // The store of the recipe, the reader's own files, and file names of the documents' examples.
-  const invented = ['src/engine/etcd.rs', 'distributed-locks.js', 'daily.json']
+  const invented = ['src/engine/etcd.rs', 'distributed-locks.js', 'daily.json', 'holdfast/']
   for (const document of ['src/lib.rs', ...ALL.filter((path) => path !== 'CHANGELOG.md')]) {
     const path = /(?<![\w/.*-])(?:\.\/)?([a-z_.][\w./-]*(?:\.(?:rs|lua|sql|mjs|ts|js|toml|json)\b|\/(?=[\s`)])))/g
     // Links have a test of their own.

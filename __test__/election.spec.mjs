@@ -15,6 +15,7 @@ for (const kind of /** @type {const} */ ([
   'mongodb-replica-set',
   'postgres',
   'mysql',
+  'etcd',
   'zookeeper',
 ])) {
   proxySuite(kind, 'elections', {}, (test) => {

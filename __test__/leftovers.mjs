@@ -1,5 +1,6 @@
 // Lists what is stored under a prefix, read by other clients than holdfast: locks without a caller, queues, metadata.
 import { LockService } from '../index.js'
+import { EtcdClient } from './etcd-client.mjs'
 import { withMongo } from './mongodb-client.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
@@ -56,6 +57,12 @@ const READERS = {
       )
       return ofRows(rows, keyPrefix)
     }),
+  // An entry of a waiter has no `since`, until its process notes the hand-off.
+  etcd: async (target, { keyPrefix }) =>
+    (await new EtcdClient(target).list(keyPrefix)).map(({ key, value }) => ({
+      what: JSON.parse(value).since ? 'lock' : 'queue',
+      name: key.slice(keyPrefix.length, key.lastIndexOf('/')),
+    })),
   mysql: (target, { keyPrefix = '', table = 'locks' }) =>
     withMysql(target, async (client) => {
       const [rows] = await client.query(

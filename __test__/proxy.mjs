@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import tls from 'node:tls'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
+import { startEtcd } from '../scripts/etcd.mjs'
 import { startMariadb } from '../scripts/mysql.mjs'
 import { startPostgres } from '../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../scripts/servers.mjs'
@@ -294,6 +295,12 @@ export const SERVERS = {
     encoded: (/** @type {string} */ key) => [key, Buffer.from(key).toString('hex')],
     url: (/** @type {number} */ port) => `mysql://holdfast@127.0.0.1:${port}/holdfast`,
   },
+  etcd: {
+    engine: 'etcd',
+    start: startEtcd,
+    encoded: (/** @type {string} */ key) => `${key}/`,
+    url: (/** @type {number} */ port) => `etcd://127.0.0.1:${port}`,
+  },
   zookeeper: {
     engine: 'zookeeper',
     // Leases outlast outages in these tests, so that sessions are long.
@@ -372,10 +379,12 @@ class ProxyFixture {
    */
   warm = async (options) => {
     const locks = await this.connect({ storeTimeoutMs: 4000, ...options })
-    const lock = await locks.acquire(['warm', 'up'])
-    await lock.extend(40_000)
+    // With the ttl of the tests: etcd has a lease for each class of ttls, and one for waiters.
+    await (await locks.acquire('warm', { ttlMs: 60_000 })).release()
+    const lock = await locks.acquire(['warm', 'up'], { ttlMs: 60_000 })
+    await lock.extend(61_000)
     await lock.release()
-    await locks.acquireLock('warm')
+    await locks.acquireLock('warm', 60)
     await locks.releaseLock('warm')
     return locks
   }

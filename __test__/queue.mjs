@@ -16,9 +16,12 @@ const waiterProcesses = (t, store) => new WaiterProcesses(t, { url: store.target
 /**
  * The cases for every server store whose queue has the waiters of all processes.
  *
- * @param {'redis' | 'mongodb-replica-set' | 'postgres' | 'mysql' | 'zookeeper'} kind
+ * @param {'redis' | 'mongodb-replica-set' | 'postgres' | 'mysql' | 'etcd' | 'zookeeper'} kind
  */
 export function queue(kind) {
+  const { deadMs = 0, losesPositions = false } = KINDS[kind]
+  /** The longest time for which the waiters of a dead or suspended process may delay the others, plus slack. */
+  const longestDelayMs = Math.max(LONGEST_DELAY_MS, deadMs + SOON_MS)
   suite(kind, 'the order of waiters', (test) => {
     test('4 processes × 25 waiters are served in the order of arrival', async (store, t) => {
       const locks = await store.connect()
@@ -119,13 +122,10 @@ export function queue(kind) {
     })
   })
 
-  // Where entries end with the session of a process, it is as short as the server allows.
-  const isSession = 'longestMs' in KINDS[kind]
-  const sessionMs = isSession ? 4000 : 0
   suite(kind, 'waiters that disappear', (declare) => {
     const test = (name, body) =>
       declare(name, (store, t) => {
-        if (isSession) store.options.sessionTimeoutMs = sessionMs
+        store.useShortSessions()
         return body(store, t)
       })
 
@@ -160,7 +160,7 @@ export function queue(kind) {
       await waiters.assertServed(['b0', 'c0', 'b1'])
       // Far less than the ttl of 60 s.
       const tookMs = performance.now() - releasedAt
-      assert.ok(tookMs < LONGEST_DELAY_MS, `it took ${tookMs} ms`)
+      assert.ok(tookMs < longestDelayMs, `it took ${tookMs} ms`)
     })
 
     test('a process killed while it holds the name blocks the next waiter for its lease only', async (store, t) => {
@@ -175,11 +175,11 @@ export function queue(kind) {
       await by.b.ended
       const killedAt = performance.now()
       await successor.next('served')
-      assert.ok(performance.now() - killedAt < Math.max(1000, sessionMs) + SOON_MS)
+      assert.ok(performance.now() - killedAt < Math.max(1000, deadMs) + SOON_MS)
       assert.ok((await waiters.served()).includes('c0'))
     })
 
-    test(`a suspended process is skipped, and ${isSession ? 'enters again' : 'keeps its positions'}`, async (store, t) => {
+    test(`a suspended process is skipped, and ${losesPositions ? 'goes to the end' : 'keeps its positions'}`, async (store, t) => {
       const order = [...labels('a', 5), 'b0', 'c0']
       const { waiters, by, held } = await startQueue(t, store, order.slice(0, 5))
       const [b, c] = await waiters.processes(2)
@@ -191,12 +191,11 @@ export function queue(kind) {
       await until('the next live waiter is served', async () => (await waiters.served()).length > 0)
       const tookMs = performance.now() - releasedAt
       // One delay for the process, and none for each further waiter of it.
-      assert.ok(tookMs < LONGEST_DELAY_MS, `it took ${tookMs} ms`)
+      assert.ok(tookMs < longestDelayMs, `it took ${tookMs} ms`)
       // While `b0` holds the name.
       by.a.kill('SIGCONT')
-      // Its session has ended: its waiters are in the queue again, at the end.
-      const rest = isSession ? ['c0', ...labels('a', 5)] : [...labels('a', 5), 'c0']
-      await waiters.assertServed(['b0', ...rest])
+      const [behind, ahead] = losesPositions ? [labels('a', 5), []] : [[], labels('a', 5)]
+      await waiters.assertServed(['b0', ...ahead, 'c0', ...behind])
       await waiters.assertUnused()
     })
 
@@ -290,12 +289,12 @@ export function queue(kind) {
       await sleep(ttlMs / 2)
       holder.kill('SIGKILL')
       await holder.ended
-      const [left, at] = [isSession ? sessionMs : await waiters.recorder.remainingMs('n'), performance.now()]
+      const [left, at] = [await waiters.recorder.remainingMs('n'), performance.now()]
       assert.ok(left > 0)
       await waiters.assertServed(order)
       const tookMs = performance.now() - at
       assert.ok(tookMs < left + SOON_MS, `${tookMs} ms, of which the lease was ${left} ms`)
-      assert.ok(isSession || tookMs > left - 100, `${tookMs} ms, of which the lease was ${left} ms`)
+      assert.ok(tookMs > left - 100, `${tookMs} ms, of which the lease was ${left} ms`)
     })
   })
 }

@@ -8,7 +8,7 @@ import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
 import { installDependencies } from '../scripts/setup.mjs'
 import { blocksOf, documents, read, root } from './readme/blocks.mjs'
-import { runMongosh, runMysql, runPsql, runRedis, runZookeeper } from './readme/permissions.mjs'
+import { runEtcdctl, runMongosh, runMysql, runPsql, runRedis, runZookeeper } from './readme/permissions.mjs'
 import { Project, node } from './readme/run.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
@@ -146,6 +146,7 @@ const RUNNERS = {
   mongosh: ({ code }, t) => runMongosh(code, t),
   psql: ({ code }, t) => runPsql(code, t),
   mysql: ({ code }, t) => runMysql(code, t),
+  etcdctl: ({ code }, t) => runEtcdctl(code, t),
   zookeeper: ({ code }, t) => runZookeeper(code, t),
   sql: notRun,
   text: notRun,

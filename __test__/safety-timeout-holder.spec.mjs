@@ -23,6 +23,7 @@ for (const kind of [
   'mongodb-replica-set',
   'postgres',
   'mysql',
+  'etcd',
   'zookeeper',
 ]) {
   suite(kind, 'LOCK_TIMEOUT', (test) => {

@@ -1,6 +1,7 @@
 // Another client of the store, for Redis, MongoDB and SQL servers: waiters record there that they are served, and tests read and change
 // locks and queues.
 import { MongoClient } from 'mongodb'
+import { EtcdRecorder } from './etcd-recorder.mjs'
 import { openRedis } from './redis-client.mjs'
 import { DIALECTS, SqlRecorder } from './sql-recorder.mjs'
 import { ZookeeperRecorder } from './zookeeper-client.mjs'
@@ -8,6 +9,7 @@ import { ZookeeperRecorder } from './zookeeper-client.mjs'
 /** Opens the record `log` in the store `{ url, options }`. */
 export function openRecorder({ url, options, log }) {
   const dialect = DIALECTS[url.split(':')[0]]
+  if (url.startsWith('etcd')) return new EtcdRecorder(url, options, log)
   if (url.startsWith('zookeeper:')) return new ZookeeperRecorder(url, options, log)
   if (dialect) return new SqlRecorder(dialect, url, options, log)
   return url.startsWith('mongodb') ? new MongodbRecorder(url, options, log) : new RedisRecorder(url, options, log)

@@ -14,6 +14,8 @@ import { withMongo } from './mongodb-client.mjs'
  * - `ordered`: whether it serves the waiters of all processes in the order of arrival.
  * - `server`: the variable with the URL of the server, if the store needs one; several URLs are separated by commas.
  * - `query`: what the tests append to this URL.
+ * - `deadMs`: how long a dead process delays others, if that is longer than its ttl (with `useShortSessions`).
+ * - `losesPositions`: whether the waiters of a process that was suspended for as long go to the end of the queue.
  * - `longestMs`: the longest lease without a renewal, where a lease ends with a session.
  * - `mostNames`: the maximum number of names of one lock, if it is below 1000.
  */
@@ -36,12 +38,21 @@ export const KINDS = {
     query: '?pooler=transaction',
   },
   mysql: { engine: 'mysql', ordered: true, server: 'HOLDFAST_TEST_MYSQL_URL' },
-  etcd: { engine: 'etcd', ordered: true, server: 'HOLDFAST_TEST_ETCD_URL', mostNames: 60 },
+  etcd: {
+    engine: 'etcd',
+    ordered: true,
+    server: 'HOLDFAST_TEST_ETCD_URL',
+    mostNames: 60,
+    deadMs: 5500,
+    losesPositions: true,
+  },
   zookeeper: {
     engine: 'zookeeper',
     ordered: true,
     server: 'HOLDFAST_TEST_ZOOKEEPER_URL',
     mostNames: 60,
+    deadMs: 5500,
+    losesPositions: true,
     longestMs: 5000,
   },
 }
@@ -128,6 +139,11 @@ export class TestStore {
   /** Drops a MongoDB collection when the tests of this file have ended. */
   dropAtEnd(name) {
     used.set(this.kind, (used.get(this.kind) ?? new Set()).add(name))
+  }
+
+  /** Uses sessions that end soon after a process has died, where entries end with a session. */
+  useShortSessions() {
+    if (KINDS[this.kind].longestMs) this.options.sessionTimeoutMs = 4000
   }
 
   /** Returns how long a lease with this ttl lasts without a renewal. */

@@ -239,6 +239,11 @@ export class ZookeeperRecorder {
     return this.isFree(name)
   }
 
+  /** How long the entries of a dead process stay at least, with short sessions. */
+  async remainingMs() {
+    return 3500
+  }
+
   /** Acquires a name as another tool would, if it is free. @param {string} name */
   async acquire(name) {
     const client = await this.#client

@@ -70,7 +70,12 @@ export async function startMembers(peers, args = [], tls = undefined) {
     peers.map((member, index) =>
       startServer((dir, port) => {
         const client = `${scheme}://127.0.0.1:${port}`
-        const peer = ['--listen-peer-urls', `http://127.0.0.1:${member.peer}`, '--initial-advertise-peer-urls', reached(member)]
+        const peer = [
+          '--listen-peer-urls',
+          `http://127.0.0.1:${member.peer}`,
+          '--initial-advertise-peer-urls',
+          reached(member),
+        ]
         const listen = ['--listen-client-urls', client, '--advertise-client-urls', client]
         const name = ['--name', `m${index}`, '--initial-cluster', cluster, '--data-dir', join(dir, 'data')]
         return {

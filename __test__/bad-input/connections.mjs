@@ -4,7 +4,7 @@ const RULE = /memory:.*redis:\/\/.*mongodb:\/\//
 const symbol = /got a symbol, bigint or external$/
 const shown = (value) => new RegExp(`got ${value.replaceAll(/[\\^$.*+?()[\]{}|]/g, '\\$&')}$`)
 
-const unknown = ['http', 'mssql', 'etcd', 'gopher', 'redis+quorum', 'Redis', 'mongo', 'file']
+const unknown = ['http', 'mssql', 'consul', 'gopher', 'redis+quorum', 'Redis', 'mongo', 'file']
 const schemes = unknown.map((scheme) => [
   [`${scheme}://user:${PASSWORD}@host/db`],
   'target',
@@ -117,6 +117,19 @@ const mysql = [
   `mysql://user:1?${PASSWORD}=1&x=y@host/db`,
   `mysql://host?ssl-mode=${PASSWORD}`,
 ].map((url) => [[url], 'target', /must be mysql:\/\//])
+
+const etcd = [
+  'etcd:',
+  'etcd://',
+  'etcd:host',
+  'etcd://a,,b',
+  'etcd://host/path',
+  'etcd://host:port',
+  'etcd://user:%ff@host',
+  `etcds://user:${PASSWORD}@host?timeout=1`,
+  `etcd://user:1?${PASSWORD}=1&x=y@host`,
+  `etcd://${PASSWORD}@host`,
+].map((url) => [[url], 'target', /must be like etcd:\/\//])
 
 const sqlite = [
   'sqlite:',
@@ -259,6 +272,7 @@ export const connections = [
   ...mongodb,
   ...postgres,
   ...mysql,
+  ...etcd,
   ...sqlite,
   [[Symbol('t')], 'target', symbol],
   [[5n], 'target', symbol],

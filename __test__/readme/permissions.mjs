@@ -4,6 +4,7 @@ import { execFileSync } from 'node:child_process'
 import { randomBytes } from 'node:crypto'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
+import { etcdctl, locateEtcd, startEtcd } from '../../scripts/etcd.mjs'
 import { locateMariadb, startMariadb } from '../../scripts/mysql.mjs'
 import { locatePostgres, startPostgres } from '../../scripts/postgres.mjs'
 import { locateMongod, locateRedis, startRedis } from '../../scripts/servers.mjs'
@@ -166,6 +167,19 @@ export async function runZookeeper(code, t) {
       await assert.rejects(locks.tryAcquire('a'), { code: 'LOCK_STORE', retryable: false, message: /NoAuth \(-102\)/ })
       await locks.close()
     }
+  } finally {
+    await server.stop()
+  }
+}
+
+export async function runEtcdctl(code, t) {
+  if (!(await canStartServer(t, 'etcd', locateEtcd))) return
+  const server = await startEtcd({ args: ['--bcrypt-cost', '4'] })
+  try {
+    for (const line of ['user add root:root', 'user grant-role root root', ...code.trim().split('\n'), 'auth enable'])
+      await etcdctl(server, ...line.split(' '))
+    await useEveryVerb(server.url.replace('//', '//app:PASSWORD@'))
+    await assert.rejects(etcdctl(server, '--user=app:PASSWORD', 'put', 'other', ''), /denied/, 'only the needed rights')
   } finally {
     await server.stop()
   }

@@ -5,11 +5,13 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { startEtcd } from '../../scripts/etcd.mjs'
 import { startMariadb } from '../../scripts/mysql.mjs'
 import { startPostgres } from '../../scripts/postgres.mjs'
 import { redisCommand } from '../../scripts/redis-command.mjs'
 import { startMongod, startRedis } from '../../scripts/servers.mjs'
 import { mongoCommand, startRedisCluster, startRedisQuorum, startRedisSentinel } from '../../scripts/topologies.mjs'
+import { EtcdClient } from '../etcd-client.mjs'
 import { withMysql } from '../mysql-client.mjs'
 import { withPostgres } from '../postgres-client.mjs'
 
@@ -49,6 +51,7 @@ const isUp =
       SQL[kind].connected(url, (client) => client.query('SELECT 1')),
       () => true,
     )
+const etcdIsUp = ({ url }) => answers(new EtcdClient(url).get('any'), () => true)
 const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
 const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
 
@@ -119,6 +122,7 @@ const STORES = {
   'mongodb-replica-set': async () => single(await startMongod({ replicaSet: true }), isPrimary),
   postgres: async () => single(await startPostgres({ fsync: true }), isUp('postgres')),
   mysql: async () => single(await startMariadb({ fsync: true }), isUp('mysql')),
+  etcd: async () => single(await startEtcd(), etcdIsUp),
 }
 
 export const KINDS = Object.keys(STORES)

@@ -69,10 +69,9 @@ impl Record {
 
     /// Returns the record of a lease that is granted now.
     pub(super) fn of_holder(claim: &Claim, fence: Option<Fence>) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Record {
             set: false,
-            since: Some(since.as_millis() as u64),
+            since: Some(now_ms()),
             fence: fence.map(|fence| fence.0),
             ..Record::of_waiter(claim)
         }
@@ -143,7 +142,8 @@ impl Stored {
                 host: record.host.clone(),
                 pid: record.pid,
             },
-            since_ms: record.since.unwrap_or_default(),
+            // A waiter whose process has not noted the grant yet.
+            since_ms: record.since.unwrap_or_else(now_ms),
         });
         LockInfo {
             name: name.as_str().to_owned(),
@@ -161,6 +161,11 @@ impl Stored {
             waiting: Some(waiting),
         }
     }
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_millis() as u64
 }
 
 /// Returns the fencing token of an entry that was granted at a revision.

@@ -34,6 +34,13 @@ use crate::stall_detector::StallDetector;
 /// The maximum number of names of a claim: a transaction has at most 128 operations (`--max-txn-ops`), two for each name.
 const MOST_NAMES: usize = 60;
 
+/// How often `inspect` reads a lock that was handed off, until its token is written, and the delay.
+const HAND_OFF_READS: u32 = 5;
+const HAND_OFF_DELAY: Duration = Duration::from_millis(15);
+
+/// The time for the last requests at the end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The engine behind `etcd://` URLs.
 pub struct EtcdEngine {
     core: Arc<Core>,
@@ -164,7 +171,18 @@ impl Engine for EtcdEngine {
         Ok(Box::new(self.core.entries.subscribe(claim)))
     }
 
+    /// Waits a little for the token of a hand-off, which the first renewal writes.
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        for _ in 0..HAND_OFF_READS {
+            match self.inspect_now(key).await? {
+                Some(info) if info.holder.is_some() && info.fence.is_none() => tokio::time::sleep(HAND_OFF_DELAY).await,
+                info => return Ok(info),
+            }
+        }
+        self.inspect_now(key).await
+    }
+
+    async fn inspect_now(&self, key: &Key) -> Result<Option<LockInfo>> {
         let info = self.core.inspect(key).await;
         info.map_err(|failure| failure.of("inspect"))
     }
@@ -181,7 +199,9 @@ impl Engine for EtcdEngine {
     async fn close(&self) {
         self.core.closed.cancel();
         let held = &self.core.held;
-        self.core.leases.close(|id| held.any(|held| held.lease == id)).await;
+        let revoking = self.core.leases.close(|id| held.any(|held| held.lease == id));
+        // Without an answer they expire.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, revoking).await;
         self.core.client.close();
     }
 }

@@ -36,24 +36,23 @@ pub(super) async fn run(core: Arc<Core>, mut requests: UnboundedReceiver<Watch>)
             if core.entries.is_empty() && requests.recv().await.is_none() {
                 return;
             }
-            let failure = match core.client.watch().await {
+            let (failure, was_read) = match core.client.watch().await {
                 Ok(stream) => {
                     let mut watches = Watches::new(&core, stream, last_id);
                     let status = watches.serve(&mut requests, &mut backoff).await;
                     last_id = watches.last_id;
-                    core.client.watch_failed(watches.stream, status)
+                    (core.client.watch_failed(watches.stream, status), watches.was_read)
                 }
-                Err(failure) => {
-                    // Attempts of the waiters report the outage.
-                    core.entries
-                        .names()
-                        .iter()
-                        .for_each(|name| core.entries.wake_name(name));
-                    failure
-                }
+                Err(failure) => (failure, false),
             };
             tracing::debug!(error = %failure.of("watch"), "the watches were lost");
-            core.entries.names().iter().for_each(|name| core.entries.lost(name));
+            for name in core.entries.names() {
+                core.entries.lost(&name);
+                // Attempts of the waiters report an outage, or a missing permission.
+                if !was_read {
+                    core.entries.wake_name(&name);
+                }
+            }
             tokio::time::sleep(backoff.delay()).await;
         }
     };
@@ -71,6 +70,8 @@ struct Watches<'a> {
     ids: HashMap<Key, i64>,
     last_id: i64,
     reads: FuturesUnordered<Read>,
+    /// Whether the entries of a name were read.
+    was_read: bool,
 }
 
 impl<'a> Watches<'a> {
@@ -82,6 +83,7 @@ impl<'a> Watches<'a> {
             ids: HashMap::new(),
             last_id,
             reads: FuturesUnordered::new(),
+            was_read: false,
         }
     }
 
@@ -158,7 +160,7 @@ impl<'a> Watches<'a> {
             let revision = revision_of(&event);
             let mut changes = Vec::new();
             let mut event = Some(event);
-            // One revision may delete several entries: nobody between them was granted.
+            // One revision may delete several entries: no claim between them was granted.
             while let Some(next) = event.or_else(|| events.next_if(|next| revision_of(next) == revision)) {
                 changes.extend(self.change(name, next));
                 event = None;
@@ -187,6 +189,7 @@ impl<'a> Watches<'a> {
             return Ok(());
         }
         let (revision, entries) = read.map_err(|failure| failure.status)?;
+        self.was_read = true;
         let granted = self.core.entries.opened(name, revision, entries);
         self.core.granted(granted);
         Ok(())

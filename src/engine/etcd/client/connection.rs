@@ -5,42 +5,28 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use h2::client::{ResponseFuture, SendRequest};
-use h2::{Ping, PingPong, RecvStream, SendStream};
+use h2::{RecvStream, SendStream};
 use http::{Method, Request, Version};
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::Unanswered;
 use super::framing::{Frames, MAX_MESSAGE};
+use super::liveness::{HEALTH, close_when_silent};
 use super::status::Status;
+use super::tls::{Io, secured};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::target::Server;
-use crate::engine::tls::{CertificateFault, Verified, client_config};
 
-/// The interval of the checks whether a server still answers.
-const TICK: Duration = Duration::from_millis(300);
-/// A request without an answer for this long makes the connection suspect.
-const SILENCE: Duration = Duration::from_secs(1);
-/// Each of two waits for the answer to a ping. After a stall of this process the first one may be over at once.
-const PONG: Duration = Duration::from_millis(500);
-/// The interval of pings without requests.
-const IDLE_PING: Duration = Duration::from_secs(5);
-
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-
-/// An open connection. It is closed when it is dropped and has no requests.
+/// An open connection. Dropping it closes it after its last request.
 pub(in crate::engine::etcd) struct Connection {
     pub(super) server: Server,
     sender: SendRequest<Bytes>,
@@ -48,9 +34,11 @@ pub(in crate::engine::etcd) struct Connection {
     state: Arc<State>,
 }
 
-struct State {
-    closed: CancellationToken,
+pub(super) struct State {
+    pub closed: CancellationToken,
     requests: Mutex<Requests>,
+    /// There are requests.
+    pub begun: Notify,
 }
 
 /// The requests without an answer, with the times of their sending.
@@ -58,6 +46,13 @@ struct State {
 struct Requests {
     last: u64,
     sent: BTreeMap<u64, Moment>,
+}
+
+impl State {
+    /// Returns when the oldest request without an answer was sent.
+    pub(super) fn oldest(&self) -> Option<Moment> {
+        self.requests.lock().sent.values().next().copied()
+    }
 }
 
 /// A request without an answer. Dropping it removes it from the list.
@@ -81,7 +76,7 @@ impl Connection {
             None => Box::new(socket),
             Some(files) => secured(server, files, socket).await?,
         };
-        let (sender, mut connection) = h2::client::Builder::new()
+        let (sender, connection) = h2::client::Builder::new()
             .initial_window_size(1 << 20)
             .initial_connection_window_size(4 << 20)
             .max_header_list_size(64 << 10)
@@ -92,8 +87,8 @@ impl Connection {
         let state = Arc::new(State {
             closed: CancellationToken::new(),
             requests: Mutex::default(),
+            begun: Notify::new(),
         });
-        let pings = connection.ping_pong();
         let closed = state.closed.clone();
         let driver = async move {
             tokio::select! {
@@ -105,15 +100,16 @@ impl Connection {
             closed.cancel();
         };
         tokio::spawn(driver.boxed());
-        if let Some(pings) = pings {
-            tokio::spawn(close_when_silent(pings, state.clone(), is_alone).boxed());
-        }
-        Ok(Connection {
+        let connection = Connection {
             server: server.clone(),
             sender,
             is_secure: tls.is_some(),
             state,
-        })
+        };
+        let head = connection.request(HEALTH, None)?;
+        let checking = close_when_silent(connection.sender.clone(), head, connection.state.clone(), is_alone);
+        tokio::spawn(checking.boxed());
+        Ok(connection)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -154,7 +150,7 @@ impl Connection {
     /// Makes a request with one message and one answer. Calls `begin` before the first byte can be sent. If it returns a value, the
     /// answer is awaited even when this future is dropped.
     pub(super) async fn unary(
-        &self,
+        self: &Arc<Self>,
         path: &str,
         token: Option<&str>,
         message: Bytes,
@@ -166,19 +162,22 @@ impl Connection {
             let mut requests = self.state.requests.lock();
             requests.last += 1;
             let number = requests.last;
+            if requests.sent.is_empty() {
+                self.state.begun.notify_one();
+            }
             requests.sent.insert(number, Moment::now());
             Sent(self.state.clone(), number)
         };
         let (answer, mut stream) = sender.send_request(request, false).map_err(|error| broken(&error))?;
         stream.send_data(message, true).map_err(|error| broken(&error))?;
-        let state = self.state.clone();
+        let connection = self.clone();
         let is_continued = unanswered.is_some();
         let answer = async move {
             let _guards = (unanswered, sent);
             tokio::select! {
                 biased;
                 answer = read_answer(answer) => answer,
-                () = state.closed.cancelled() => Err(closed()),
+                () = connection.state.closed.cancelled() => Err(closed()),
             }
         };
         Continued {
@@ -198,6 +197,12 @@ impl Connection {
             frames: Frames::default(),
             closed: self.state.closed.clone(),
         })
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -326,82 +331,6 @@ fn checked(head: &http::response::Parts) -> Result<(), Status> {
             "it does not speak gRPC: it is not etcd 3.4 or later".into(),
         )),
     }
-}
-
-/// Closes a connection whose server does not answer pings, and one whose member answers no requests while there are others.
-async fn close_when_silent(mut pings: PingPong, state: Arc<State>, is_alone: bool) {
-    let mut pinged = Moment::now();
-    let mut is_suspect = false;
-    loop {
-        tokio::select! {
-            () = state.closed.cancelled() => return,
-            () = tokio::time::sleep(TICK) => {}
-        }
-        let oldest = state.requests.lock().sent.values().next().copied();
-        let age = oldest.map_or(Duration::ZERO, Moment::elapsed);
-        if age >= SILENCE && !is_alone && std::mem::replace(&mut is_suspect, true) {
-            tracing::debug!("a member of etcd does not answer");
-            break;
-        }
-        is_suspect &= age >= SILENCE;
-        if age < TICK && pinged.elapsed() < IDLE_PING {
-            continue;
-        }
-        pinged = Moment::now();
-        let ping = pings.ping(Ping::opaque());
-        tokio::pin!(ping);
-        let pong = async {
-            if tokio::time::timeout(PONG, &mut ping).await.is_err() {
-                let _ = tokio::time::timeout(PONG, &mut ping)
-                    .await
-                    .map_err(|_| state.closed.cancel());
-            }
-        };
-        tokio::select! {
-            () = state.closed.cancelled() => return,
-            () = pong => {}
-        }
-    }
-    state.closed.cancel();
-}
-
-/// Sets up TLS with HTTP/2.
-async fn secured(server: &Server, files: &TlsFiles, socket: TcpStream) -> Result<Box<dyn Io>, Status> {
-    let mut config = client_config(files, Verified::Full).map_err(|error| Status::Wrong(error.to_string()))?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let name = ServerName::try_from(server.host.clone()).map_err(|error| Status::Wrong(error.to_string()))?;
-    let connecting = TlsConnector::from(Arc::new(config)).connect(name, socket);
-    let stream = connecting.await.map_err(tls_error)?;
-    if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-        return Err(Status::Wrong(
-            "the server has TLS without HTTP/2: it is not etcd".into(),
-        ));
-    }
-    Ok(Box::new(stream))
-}
-
-fn tls_error(error: io::Error) -> Status {
-    let of_tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
-    let Some(of_tls) = of_tls else {
-        return Status::Broken(format!("TLS failed: {error}"));
-    };
-    let advice = match CertificateFault::of(of_tls) {
-        Some(CertificateFault::Untrusted) => {
-            "; its authority is not trusted here: set tls.caFile or tls.ca to the certificate of that authority"
-        }
-        Some(CertificateFault::OtherName) => "; use the name in the certificate of the server as the host of the URL",
-        Some(CertificateFault::Expired) => {
-            return Status::Wrong(format!("TLS failed: {of_tls}; {}", CertificateFault::EXPIRED));
-        }
-        None if matches!(of_tls, rustls::Error::InvalidMessage(_)) => {
-            "; does the server have TLS? Without it the URL begins with etcd://"
-        }
-        None if matches!(of_tls, rustls::Error::AlertReceived(_)) => {
-            "; a server that requires a client certificate needs tls.certFile and tls.keyFile"
-        }
-        None => "",
-    };
-    Status::Wrong(format!("TLS failed: {of_tls}{advice}"))
 }
 
 fn broken(error: &h2::Error) -> Status {

@@ -3,115 +3,42 @@
 
 use prost::{Message, Oneof};
 
-#[derive(Clone, PartialEq, Message)]
-pub struct Header {
-    #[prost(int64, tag = "3")]
-    pub revision: i64,
+/// Declares messages: for each field its type in Rust, its kind for prost, and its number.
+macro_rules! messages {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty [$($kind:tt)*] $tag:tt)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, PartialEq, Message)]
+            pub struct $name {
+                $(#[prost($($kind)*, tag = $tag)] pub $field: $type,)*
+            }
+        )*
+    };
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct KeyValue {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(int64, tag = "2")]
-    pub create_revision: i64,
-    #[prost(int64, tag = "3")]
-    pub mod_revision: i64,
-    #[prost(bytes = "vec", tag = "5")]
-    pub value: Vec<u8>,
-    #[prost(int64, tag = "6")]
-    pub lease: i64,
+/// Declares choices of messages, and the messages that contain one.
+macro_rules! choices {
+    ($($outer:ident $oneof:tt $tags:tt $name:ident { $($variant:ident($type:ty) $tag:tt)* })*) => {
+        $(
+            #[derive(Clone, PartialEq, Oneof)]
+            pub enum $name {
+                $(#[prost(message, tag = $tag)] $variant($type),)*
+            }
+            #[derive(Clone, PartialEq, Message)]
+            pub struct $outer {
+                #[prost(oneof = $oneof, tags = $tags)]
+                pub op: Option<$name>,
+            }
+        )*
+    };
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct RangeRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub range_end: Vec<u8>,
-    #[prost(int64, tag = "3")]
-    pub limit: i64,
-    #[prost(int64, tag = "4")]
-    pub revision: i64,
-    /// 1: ascending.
-    #[prost(int32, tag = "5")]
-    pub sort_order: i32,
-    /// 0: by the key, 2: by `create_revision`.
-    #[prost(int32, tag = "6")]
-    pub sort_target: i32,
-    #[prost(int64, tag = "12")]
-    pub min_create_revision: i64,
-    #[prost(int64, tag = "13")]
-    pub max_create_revision: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct RangeResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
-    #[prost(message, repeated, tag = "2")]
-    pub kvs: Vec<KeyValue>,
-    #[prost(bool, tag = "3")]
-    pub more: bool,
-    /// The number of keys in the range, whatever the limit is.
-    #[prost(int64, tag = "4")]
-    pub count: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct PutRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub value: Vec<u8>,
-    #[prost(int64, tag = "3")]
-    pub lease: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct DeleteRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-}
-
-/// An answer of which only its arrival counts.
-#[derive(Clone, PartialEq, Message)]
-pub struct Nothing {}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct Compare {
-    /// 0: equal, 1: greater.
-    #[prost(int32, tag = "1")]
-    pub result: i32,
-    /// 1: `create_revision`, 2: `mod_revision`.
-    #[prost(int32, tag = "2")]
-    pub target: i32,
-    #[prost(bytes = "vec", tag = "3")]
-    pub key: Vec<u8>,
-    #[prost(int64, optional, tag = "5")]
-    pub create_revision: Option<i64>,
-    #[prost(int64, optional, tag = "6")]
-    pub mod_revision: Option<i64>,
-    #[prost(bytes = "vec", tag = "64")]
-    pub range_end: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-pub enum Op {
-    #[prost(message, tag = "1")]
-    Range(RangeRequest),
-    #[prost(message, tag = "2")]
-    Put(PutRequest),
-    #[prost(message, tag = "3")]
-    Delete(DeleteRequest),
-    #[prost(message, tag = "4")]
-    Txn(TxnRequest),
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct RequestOp {
-    #[prost(oneof = "Op", tags = "1, 2, 3, 4")]
-    pub op: Option<Op>,
+choices! {
+    RequestOp "Op" "1, 2, 3, 4" Op { Range(RangeRequest) "1" Put(PutRequest) "2" Delete(DeleteRequest) "3"
+        Txn(TxnRequest) "4" }
+    ResponseOp "OpAnswer" "1, 2, 3, 4" OpAnswer { Range(RangeResponse) "1" Put(Nothing) "2" Delete(Nothing) "3"
+        Txn(TxnResponse) "4" }
+    WatchRequest "WatchOp" "1, 2" WatchOp { Create(WatchCreateRequest) "1" Cancel(WatchCancelRequest) "2" }
 }
 
 impl From<Op> for RequestOp {
@@ -120,130 +47,56 @@ impl From<Op> for RequestOp {
     }
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub struct TxnRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub compare: Vec<Compare>,
-    #[prost(message, repeated, tag = "2")]
-    pub success: Vec<RequestOp>,
-    #[prost(message, repeated, tag = "3")]
-    pub failure: Vec<RequestOp>,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-pub enum OpAnswer {
-    #[prost(message, tag = "1")]
-    Range(RangeResponse),
-    #[prost(message, tag = "2")]
-    Put(Nothing),
-    #[prost(message, tag = "3")]
-    Delete(Nothing),
-    #[prost(message, tag = "4")]
-    Txn(TxnResponse),
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct ResponseOp {
-    #[prost(oneof = "OpAnswer", tags = "1, 2, 3, 4")]
-    pub op: Option<OpAnswer>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct TxnResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
-    #[prost(bool, tag = "2")]
-    pub succeeded: bool,
-    #[prost(message, repeated, tag = "3")]
-    pub responses: Vec<ResponseOp>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchCreateRequest {
-    #[prost(bytes = "vec", tag = "1")]
-    pub key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub range_end: Vec<u8>,
-    #[prost(int64, tag = "7")]
-    pub watch_id: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchCancelRequest {
-    #[prost(int64, tag = "1")]
-    pub watch_id: i64,
-}
-
-#[derive(Clone, PartialEq, Oneof)]
-pub enum WatchOp {
-    #[prost(message, tag = "1")]
-    Create(WatchCreateRequest),
-    #[prost(message, tag = "2")]
-    Cancel(WatchCancelRequest),
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchRequest {
-    #[prost(oneof = "WatchOp", tags = "1, 2")]
-    pub op: Option<WatchOp>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct Event {
-    /// 0: put, 1: deleted.
-    #[prost(int32, tag = "1")]
-    pub kind: i32,
-    #[prost(message, optional, tag = "2")]
-    pub kv: Option<KeyValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct WatchResponse {
-    #[prost(int64, tag = "2")]
-    pub watch_id: i64,
-    #[prost(bool, tag = "3")]
-    pub created: bool,
-    #[prost(bool, tag = "4")]
-    pub canceled: bool,
-    #[prost(string, tag = "6")]
-    pub cancel_reason: String,
-    #[prost(message, repeated, tag = "11")]
-    pub events: Vec<Event>,
-}
-
-/// Grants a lease. `ttl` in seconds.
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseGrantRequest {
-    #[prost(int64, tag = "1")]
-    pub ttl: i64,
-}
-
-/// The request to keep a lease alive, to revoke it, and for its time to live.
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseRequest {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-}
-
-/// The answer to all requests about leases. `ttl` in seconds; zero or less: there is no such lease.
-#[derive(Clone, PartialEq, Message)]
-pub struct LeaseResponse {
-    #[prost(int64, tag = "2")]
-    pub id: i64,
-    #[prost(int64, tag = "3")]
-    pub ttl: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct AuthenticateRequest {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub password: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub struct AuthenticateResponse {
-    #[prost(string, tag = "2")]
-    pub token: String,
+messages! {
+    Header { revision: i64 [int64] "3" }
+    KeyValue {
+        key: Vec<u8> [bytes = "vec"] "1" create_revision: i64 [int64] "2" mod_revision: i64 [int64] "3"
+        value: Vec<u8> [bytes = "vec"] "5" lease: i64 [int64] "6"
+    }
+    /// `sort_order`: 1: ascending.
+    /// `sort_target`: 0: by the key, 2: by `create_revision`.
+    RangeRequest {
+        key: Vec<u8> [bytes = "vec"] "1" range_end: Vec<u8> [bytes = "vec"] "2" limit: i64 [int64] "3"
+        revision: i64 [int64] "4" sort_order: i32 [int32] "5" sort_target: i32 [int32] "6"
+        min_create_revision: i64 [int64] "12" max_create_revision: i64 [int64] "13"
+    }
+    /// `count`: the number of keys in the range, whatever the limit is.
+    RangeResponse {
+        header: Option<Header> [message, optional] "1" kvs: Vec<KeyValue> [message, repeated] "2"
+        more: bool [bool] "3" count: i64 [int64] "4"
+    }
+    PutRequest { key: Vec<u8> [bytes = "vec"] "1" value: Vec<u8> [bytes = "vec"] "2" lease: i64 [int64] "3" }
+    DeleteRequest { key: Vec<u8> [bytes = "vec"] "1" }
+    /// An answer of which only its arrival counts.
+    Nothing {}
+    /// `result`: 0: equal, 1: greater. `target`: 1: `create_revision`, 2: `mod_revision`.
+    Compare {
+        result: i32 [int32] "1" target: i32 [int32] "2" key: Vec<u8> [bytes = "vec"] "3"
+        create_revision: Option<i64> [int64, optional] "5" mod_revision: Option<i64> [int64, optional] "6"
+        range_end: Vec<u8> [bytes = "vec"] "64"
+    }
+    TxnRequest {
+        compare: Vec<Compare> [message, repeated] "1" success: Vec<RequestOp> [message, repeated] "2"
+        failure: Vec<RequestOp> [message, repeated] "3"
+    }
+    TxnResponse {
+        header: Option<Header> [message, optional] "1" succeeded: bool [bool] "2"
+        responses: Vec<ResponseOp> [message, repeated] "3"
+    }
+    WatchCreateRequest { key: Vec<u8> [bytes = "vec"] "1" range_end: Vec<u8> [bytes = "vec"] "2" watch_id: i64 [int64] "7" }
+    WatchCancelRequest { watch_id: i64 [int64] "1" }
+    /// `kind`: 0: put, 1: deleted.
+    Event { kind: i32 [int32] "1" kv: Option<KeyValue> [message, optional] "2" }
+    WatchResponse {
+        watch_id: i64 [int64] "2" created: bool [bool] "3" canceled: bool [bool] "4" cancel_reason: String [string] "6"
+        events: Vec<Event> [message, repeated] "11"
+    }
+    /// Grants a lease. `ttl` in seconds.
+    LeaseGrantRequest { ttl: i64 [int64] "1" }
+    /// The request to keep a lease alive, to revoke it, and for its time to live.
+    LeaseRequest { id: i64 [int64] "1" }
+    /// The answer to all requests about leases. `ttl` in seconds; zero or less: there is no such lease.
+    LeaseResponse { id: i64 [int64] "2" ttl: i64 [int64] "3" }
+    AuthenticateRequest { name: String [string] "1" password: String [string] "2" }
+    AuthenticateResponse { token: String [string] "2" }
 }

@@ -4,8 +4,10 @@
 
 mod connection;
 mod framing;
+mod liveness;
 pub(super) mod messages;
 mod status;
+mod tls;
 
 use std::sync::Arc;
 use std::time::Duration;

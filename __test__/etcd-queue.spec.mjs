@@ -1,0 +1,4 @@
+// The queue in etcd.
+import { queue } from './queue.mjs'
+
+queue('etcd')

@@ -1,0 +1,149 @@
+// Three members: their leader ends, stops or is cut off. A lock has one holder, tokens grow, and service resumes.
+import assert from 'node:assert/strict'
+import { after, before, describe, it } from 'node:test'
+import { LockService } from '../../index.js'
+import { random, skip } from '../stores.mjs'
+import { sleep, timed, until } from '../tools.mjs'
+
+/** An election, the reconnect, and a machine that stands still. */
+const RESUMED_MS = 15_000
+
+/** Declares the suite. `driver` starts the cluster; see `drivers/etcd.mjs`. */
+export function failover(driver) {
+  describe(`${driver.kind}: failover`, { timeout: 300_000 }, () => {
+    /** @type {any} */
+    let cluster
+    let reason = ''
+    before(async () => {
+      await driver.locate().catch((error) => (reason = error.message))
+      if (!reason) cluster = await driver.startCluster()
+    })
+    after(() => cluster?.stop())
+
+    /** Declares a test with a function that connects services, which are closed at its end. */
+    const test = (title, body) =>
+      it(title, { timeout: 120_000 }, async (t) => {
+        if (reason) return skip(t, reason)
+        const keyPrefix = `test/${random()}/`
+        const services = []
+        const connect = async (url = cluster.url()) => {
+          services.push(await LockService.connect(url, { keyPrefix, storeTimeoutMs: 3000 }))
+          return services.at(-1)
+        }
+        try {
+          await body(connect, await cluster.leader(), keyPrefix)
+        } finally {
+          cluster.heal()
+          for (const member of cluster.members) member.resume()
+          await Promise.all(services.map((service) => service.close()))
+        }
+      })
+
+    /** Ends a leader in some way, while one service holds a lock and another one waits for it. */
+    const takeover = (title, end, repair) =>
+      test(title, async (connect, leader) => {
+        const [a, b] = [await connect(), await connect()]
+        const held = await a.acquire('held', { ttlMs: 30_000 })
+        const wait = b.acquire('held', { waitMs: 60_000 })
+        await until('a waiter', async () => (await a.inspect('held'))?.waiting === 1)
+        await end(leader)
+        const others = [0, 1, 2].filter((index) => index !== leader)
+        // A new name.
+        let fresh
+        const resumed = await timed(
+          (async () => {
+            while (!fresh) fresh = await b.tryAcquire('fresh', { ttlMs: 20_000 }).catch(() => null)
+          })(),
+        )
+        assert.ok(resumed < RESUMED_MS, `after ${resumed} ms`)
+        assert.ok(held.isHeld, 'the lock survives')
+        await held.extend(30_000)
+        assert.equal(await held.release(), true)
+        const next = await wait
+        assert.ok(next.fencingToken > held.fencingToken)
+        await repair(leader, others)
+        assert.equal(await next.release(), true)
+        assert.equal(await fresh.release(), true)
+        await until('the member is back', async () => (await cluster.leader()) !== undefined)
+      })
+
+    takeover(
+      'the leader is killed',
+      (leader) => cluster.members[leader].kill(),
+      (leader) => cluster.members[leader].restart(),
+    )
+    takeover(
+      'the leader stands still',
+      (leader) => cluster.members[leader].pause(),
+      (leader) => cluster.members[leader].resume(),
+    )
+    takeover(
+      'the leader is cut off from the others',
+      (leader) => cluster.cutOff(leader),
+      () => cluster.heal(),
+    )
+
+    test('a holder whose only member is cut off loses the lock before the next one gets it', async (connect, leader) => {
+      // Once as a follower, once as the leader.
+      for (const cut of [(leader + 1) % 3, await cluster.leader()]) {
+        const others = [0, 1, 2].filter((index) => index !== cut)
+        const [a, b] = [await connect(cluster.url(cut)), await connect(cluster.url(...others))]
+        const held = await a.acquire('n', { ttlMs: 2000 })
+        let lostAt = Infinity
+        held.signal.addEventListener('abort', () => (lostAt = performance.now()))
+        const wait = b.acquire('n', { waitMs: 60_000 })
+        await until('a waiter', async () => (await b.inspect('n').catch(() => null))?.waiting === 1)
+        await cluster.cutOff(cut)
+        const next = await wait
+        const grantedAt = performance.now()
+        assert.ok(!held.isHeld && lostAt <= grantedAt, `lost ${lostAt}, granted ${grantedAt}`)
+        assert.ok(next.fencingToken > held.fencingToken)
+        // The member that is cut off grants nothing, and says so.
+        await assert.rejects(a.tryAcquire('other'), { code: 'LOCK_STORE' })
+        cluster.heal()
+        assert.equal(await next.release(), true)
+        let again
+        while (!again) again = await a.tryAcquire('n').catch(() => null)
+        assert.ok(again.fencingToken > next.fencingToken)
+        assert.equal(await again.release(), true)
+      }
+    })
+
+    test('a service with all members leaves the one that is cut off within seconds', async (connect) => {
+      const services = await Promise.all([0, 1, 2, 3, 4, 5].map(() => connect()))
+      const cut = ((await cluster.leader()) + 1) % 3
+      await cluster.cutOff(cut)
+      const took = await Promise.all(
+        services.map((service, index) =>
+          timed(
+            (async () => {
+              const lock = await service.acquire(`n${index}`, { waitMs: 10_000 })
+              await lock.release()
+            })(),
+          ),
+        ),
+      )
+      assert.ok(Math.max(...took) < RESUMED_MS, `${took}`)
+    })
+
+    test('all members restart: a lock is kept, and renewed again', async (connect) => {
+      const a = await connect()
+      const held = await a.acquire('n', { ttlMs: 30_000 })
+      await Promise.all(cluster.members.map((member) => member.kill()))
+      await sleep(500)
+      await Promise.all(cluster.members.map((member) => member.restart()))
+      await cluster.leader()
+      let info
+      while (!info) info = await a.inspect('n').catch(() => null)
+      assert.equal(info.fencingToken, held.fencingToken)
+      while (
+        !(await held.extend(30_000).then(
+          () => true,
+          () => false,
+        ))
+      )
+        assert.ok(held.isHeld)
+      assert.equal(await held.release(), true)
+    })
+  })
+}
