@@ -699,6 +699,7 @@ export declare class LockService implements AsyncDisposable {
    * | `postgres://h1,h2/DATABASE`, `postgresql://…` | PostgreSQL 12 or later: of several servers the one that accepts writes |
    * | `mysql://`, `mariadb://` | MariaDB 10.6 or later; MySQL 8.0 or later (tests of the contract and of logins run on 9.7; 8 was not tried) |
    * | `etcd://h1,h2`, `etcds://` | etcd 3.4 or later |
+   * | `zookeeper://h1,h2/folder`, `zookeepers://` | ZooKeeper 3.6 or later |
    *
    * `valkey` may replace `redis` in a URL. `{ host, port, database }` is one Redis node without a URL.
    *
@@ -755,7 +756,7 @@ export declare class LockService implements AsyncDisposable {
   acquireAndExecute<T>(name: string, ttlSeconds: number | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   /**
-   * Acquires a lock on one name, or on all of up to 1000 names (etcd: 60) at the same time, and waits while a name is busy. Meanwhile the
+   * Acquires a lock on one name, or on all of up to 1000 names (etcd, ZooKeeper: 60) at the same time, and waits while a name is busy. Meanwhile the
    * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`

@@ -89,7 +89,7 @@ describe('zookeeper: TLS and logins', { concurrency: 2 }, () => {
     await refused(/certificate/, `zookeepers://localhost:${mutual}`, { tls: tls() })
   })
 
-  test('a port with TLS and one without are told apart', async () => {
+  test('a URL with TLS for a port without it, and the reverse, are named in the error', async () => {
     const [{ port }] = servers
     await refused(/secureClientPort/, `zookeepers://localhost:${port}`, { tls: tls() })
     await refused(/no session/, `zookeeper://localhost:${open}`)

@@ -1,4 +1,4 @@
-//! Reads who holds what.
+//! Reads the holders of names.
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ pub(super) struct Layout {
     pub chroot: String,
     /// The prefix of every name.
     pub prefix: String,
-    /// Who may use the nodes.
+    /// The clients that may use the nodes.
     pub access: Access,
 }
 

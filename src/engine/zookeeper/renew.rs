@@ -165,7 +165,7 @@ impl Store {
             if seen.len() != keys.len() || !seen.iter().all(holds) {
                 return Ok(None);
             }
-            // A lease of this session that this engine does not know was never granted: nobody writes its token.
+            // A lease of this session that this engine does not know was never granted: no task writes its token.
             let session = self.client.state().id;
             let is_known = self.own.get(&claim.owner).is_some();
             let waits = |seen: &Seen| {

@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::jute::Malformed;
-use super::messages::{self, Connected, LOGIN, Request, code};
+use super::messages::{self, LOGIN, Request, code};
+use super::replies::{self, Connected};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::target::Server;
@@ -97,7 +98,7 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
         let refused = "the login was refused: check the user and the password of the URL";
         let frame = ask(&mut stream, &request).await;
         let frame = frame.map_err(|error| failed("no answer to the login", &error))?;
-        match messages::head(&frame) {
+        match replies::head(&frame) {
             Ok((head, _)) if head.number == LOGIN && head.code == code::OK => {}
             Ok((head, _)) if head.number == LOGIN => {
                 return Err(ConnectFailure {

@@ -1,16 +1,16 @@
 //! Until when the session certainly lasts.
 //!
 //! # Behavior
-//! Only the leader ends a session. A follower answers reads from its own memory, and reports the sessions that it has heard from
-//! with the leader's pings, which arrive every half tick. (A session lasts at least two ticks, so half a tick is at most a quarter
+//! Only the leader ends a session. A follower answers reads from its own memory, and reports the sessions with a recent
+//! request in its answers to the leader's pings, which arrive every half tick. (A session lasts at least two ticks, so half a tick is at most a quarter
 //! of its timeout.) So an answered read says nothing about the session. A chain of syncs, which go to the leader, does:
 //!
-//! - The answer to sync *j* has arrived: the follower has heard from the session.
+//! - The answer to sync *j* has arrived: the follower knows that the session is alive.
 //! - Sync *k* was sent at least 0.3 of the timeout later, and is answered. On its way it has passed a ping of the leader that was
 //!   sent after *j*, and whose reply names the session.
 //! - Sync *m* was sent after the answer to *k*, and is answered: that reply has reached the leader before *m*.
 //!
-//! So the leader has heard of the session after *j* was sent, and the session lasts for its timeout from then on, however long
+//! So the leader knows that the session was alive after *j* was sent, and the session lasts for its timeout from then on, however long
 //! each message was on its way. 1 % and 2 ms are an allowance for clocks, as in [`Ttl::validity`](crate::model::Ttl::validity).
 
 use std::collections::VecDeque;

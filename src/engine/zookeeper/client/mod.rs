@@ -9,6 +9,7 @@ mod connection;
 mod evidence;
 mod jute;
 mod messages;
+mod replies;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use self::connection::{ConnectFailure, Login};
 pub(super) use self::jute::Malformed;
-pub(super) use self::messages::{Access, Change, Kind, Part, Reply, Request, Stat, code};
+pub(super) use self::messages::{Access, Kind, Request, code};
+pub(super) use self::replies::{Change, Part, Reply, Stat};
 use crate::clock::Moment;
 use crate::engine::entries::target::Server;
 

@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::connection::{self, ConnectFailure, Connection, Duplex, Opened, SessionKey};
 use super::evidence::Evidence;
-use super::messages::{self, EVENT, Reply, Request, code};
+use super::messages::{EVENT, Request, code};
+use super::replies::{self, Reply};
 use super::{Event, Failure, SessionState, Shared, Sink, answer};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -331,9 +332,9 @@ impl Link<'_> {
 
     fn handle(&mut self, frame: &[u8]) -> Result<(), &'static str> {
         const UNEXPECTED: &str = "the server sent a message that is not one of ZooKeeper's protocol";
-        let (head, body) = messages::head(frame).map_err(|_| UNEXPECTED)?;
+        let (head, body) = replies::head(frame).map_err(|_| UNEXPECTED)?;
         if head.number == EVENT {
-            let (change, path) = messages::event(body).map_err(|_| UNEXPECTED)?;
+            let (change, path) = replies::event(body).map_err(|_| UNEXPECTED)?;
             self.shared.report(Event::Node { path, change });
             return Ok(());
         }
