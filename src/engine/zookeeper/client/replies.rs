@@ -1,7 +1,7 @@
 //! The replies and events of ZooKeeper's protocol that this engine uses.
 
 use super::jute::{Malformed, Reader};
-use super::messages::{code, op};
+use super::messages::op;
 
 /// The answer to [`connect`](super::messages::connect).
 #[derive(Debug, PartialEq, Eq)]
@@ -163,6 +163,7 @@ impl Reply {
 #[cfg(test)]
 mod tests {
     use super::super::jute::Writer;
+    use super::super::messages::code;
     use super::*;
 
     fn reply(body: Writer) -> Reply {
