@@ -27,7 +27,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::client::{Client, Failure, Kind, Request, code};
+use self::client::{Access, Client, Failure, Kind, Request, code};
 pub use self::config::ZookeeperConfig;
 use self::error::NAME;
 use self::layout::Layout;
@@ -141,7 +141,13 @@ impl Store {
             .map(|(at, _)| at)
             .chain([chroot.len()]);
         for end in ends {
-            let create = Request::create(&chroot[..end], &[], self.layout.access, Kind::Persistent);
+            // The parents of the path belong to everyone: other programs may use them, too.
+            let access = if end == chroot.len() {
+                self.layout.access
+            } else {
+                Access::Everyone
+            };
+            let create = Request::create(&chroot[..end], &[], access, Kind::Persistent);
             match self.client.call(create).await {
                 Ok(_) | Err(Failure::Refused(code::NODE_EXISTS)) => {}
                 Err(failure) => return Err(failure),
@@ -163,14 +169,11 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the part of a ttl for which there is evidence: the session may end after that.
-    fn certain(&self, ttl: Ttl) -> Duration {
-        ttl.validity().min(self.client.state().timeout / 2)
-    }
-
-    /// Waits until it is certain that a lease of this session lasts.
+    /// Waits until it is certain that a lease of this session lasts. (The service asks for none that is longer than
+    /// [`Engine::longest_lease`], so there is no evidence for more.)
     async fn confirm(&self, session: i64, sent: Moment, ttl: Ttl) -> client::Answer<()> {
-        match self.client.lasts(session, sent + self.certain(ttl)).await {
+        let certain = ttl.validity().min(self.client.state().longest);
+        match self.client.lasts(session, sent + certain).await {
             true => Ok(()),
             false => Err(Failure::SessionEnded),
         }

@@ -184,27 +184,36 @@ impl Store {
     /// token. `None`: the owner does not hold all names.
     pub(super) async fn adopt(&self, claim: &Claim, ttl: Ttl) -> Answer<Option<Fence>> {
         for _ in 0..ROUNDS {
+            let sent = Moment::now();
             let Some(seen) = self.held_entries(claim, None).await? else {
                 return Ok(None);
             };
+            let session = seen.first().map_or(0, |seen| seen.stat.session);
             let record = shared_record(claim, ttl, &seen);
             let fence = fence_of(&seen);
             let own = Own {
                 nodes: seen.iter().map(|seen| seen.node.clone()).collect(),
                 phase: Phase::Held(fence),
-                session: seen.first().map_or(0, |seen| seen.stat.session),
+                session,
                 record: record.clone(),
                 is_set: seen.len() > 1,
                 needs_token: claim.needs_token,
             };
             let end = Moment::now() + record.ttl().duration();
-            let _guard = self.writes.lock().await;
-            let writes = self.begin_write(&own, &record);
-            self.own.insert(&claim.owner, own);
-            match self.finish_write(&claim.owner, writes, record).await {
+            let written = {
+                let _guard = self.writes.lock().await;
+                let writes = self.begin_write(&own, &record);
+                self.own.insert(&claim.owner, own);
+                self.finish_write(&claim.owner, writes, record).await
+            };
+            match written {
                 Ok(()) => {
                     self.ends.insert(claim.owner.clone(), (), end);
                     self.entries.leave(&claim.owner);
+                    // Only another engine knows until when its session lasts.
+                    if session == self.client.state().id {
+                        self.confirm(session, sent, ttl).await?;
+                    }
                     return Ok(Some(fence));
                 }
                 Err(Failure::Refused(code::NO_NODE | code::BAD_VERSION)) => {}

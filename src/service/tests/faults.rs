@@ -85,6 +85,8 @@ pub(super) struct Faulty {
     pub(super) renewals: AtomicU32,
     /// Number of calls of `renew_all`.
     pub(super) batches: AtomicU32,
+    /// The longest lease in milliseconds; 0: any ttl.
+    pub(super) longest_ms: AtomicU32,
 }
 
 impl Faulty {
@@ -110,6 +112,7 @@ impl Faulty {
             sent_owners: Mutex::default(),
             renewals: AtomicU32::new(0),
             batches: AtomicU32::new(0),
+            longest_ms: AtomicU32::new(0),
         }
     }
 
@@ -194,6 +197,11 @@ impl Engine for Faulty {
 
     fn ordered(&self) -> bool {
         !self.unordered.load(SeqCst)
+    }
+
+    fn longest_lease(&self) -> Option<Duration> {
+        let longest = self.longest_ms.load(SeqCst);
+        (longest > 0).then(|| ms(longest.into()))
     }
 
     async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {

@@ -100,6 +100,8 @@ pub(super) struct SessionState {
     pub timeout: Duration,
     /// The session certainly lasts until this moment.
     pub until: Moment,
+    /// Half of the longest session timeout so far: no lease was granted for longer without a renewal.
+    pub longest: Duration,
 }
 
 /// What the client and the task of its connection share.
@@ -191,6 +193,7 @@ impl Client {
                 id: 0,
                 timeout: login.session_timeout,
                 until: now,
+                longest: Duration::ZERO,
             }),
             failure: watch::Sender::new(None),
             events: OnceLock::new(),

@@ -160,6 +160,7 @@ impl Session {
             id: self.key.id,
             timeout,
             until,
+            longest: timeout / 2,
         };
         let shared = self.shared.clone();
         shared.state.send_modify(|current| {
@@ -169,7 +170,12 @@ impl Session {
             } else {
                 until
             };
-            *current = SessionState { until, ..state };
+            let longest = state.longest.max(current.longest);
+            *current = SessionState {
+                until,
+                longest,
+                ..state
+            };
         });
         shared.report(Event::Connected);
         let (reader, writer) = tokio::io::split(stream);

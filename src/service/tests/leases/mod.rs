@@ -1,5 +1,7 @@
 //! Leases: renewal, loss, and their limits.
 
+mod longest;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
