@@ -153,7 +153,7 @@ export async function withZookeeper(url, use) {
 
 /** @param {string} url */
 export async function openZookeeper(url) {
-  const [, host, port] = /^zookeeper:\/\/(?:[^/@]*@)?([^:,/]+):(\d+)/.exec(url) ?? []
+  const [, host, port] = /^zookeeper:\/\/(?:[^/]*@)?([^:,/]+):(\d+)/.exec(url) ?? []
   const socket = net.connect(Number(port), host)
   socket.setNoDelay(true)
   return new ZookeeperClient(socket).open()

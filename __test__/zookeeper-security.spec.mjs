@@ -8,7 +8,8 @@ import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { freePort } from '../scripts/servers.mjs'
 import { locateZookeeper, startZookeeper } from '../scripts/zookeeper.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
-import { rejects } from './tools.mjs'
+import { rejects, sleep } from './tools.mjs'
+import { withZookeeper } from './zookeeper-client.mjs'
 
 const PASSWORD = 'p@ss:w/rd'
 const ENCODED = encodeURIComponent(PASSWORD)
@@ -42,7 +43,10 @@ describe('zookeeper: TLS and logins', { concurrency: 2 }, () => {
         'ssl.trustStore.type': 'PEM',
         'ssl.clientAuth': clientAuth,
       }
-      const options = ['-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory']
+      const options = [
+        '-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory',
+        '-Dzookeeper.enforceQuota=true',
+      ]
       servers.push(await startZookeeper({ settings, options }))
       return port
     }
@@ -105,5 +109,55 @@ describe('zookeeper: TLS and logins', { concurrency: 2 }, () => {
       assert.match(message, /NoAuth \(-102\): give the login of the URL the permissions/)
       await locks.close()
     }
+  })
+
+  test('rights that are revoked at run time, and given again', async () => {
+    const [{ port }] = servers
+    const url = `zookeeper://app:${ENCODED}@localhost:${port}/revoked`
+    const locks = await connectWith(url)
+    const held = await locks.acquire('held')
+    await withZookeeper(url, async (other) => {
+      await other.addAuth(`app:${PASSWORD}`)
+      const all = [{ perms: 31, scheme: 'auth', id: '' }]
+      await other.setAcl('/revoked', [{ perms: 16, scheme: 'auth', id: '' }])
+      const { message } = await rejects(locks.tryAcquire('new'), 'LOCK_STORE', { retryable: false })
+      assert.match(message, /NoAuth \(-102\)/)
+      // Its renewals read its own node.
+      await sleep(3000)
+      assert.ok(held.isHeld)
+      await other.setAcl('/revoked', all)
+    })
+    await (await locks.acquire('new')).release()
+    assert.equal(await held.release(), true)
+    await locks.close()
+  })
+
+  test('a quota that is exceeded, and raised', async () => {
+    const [{ port }] = servers
+    const url = `zookeeper://localhost:${port}/quota`
+    const locks = await connectWith(url, { storeTimeoutMs: 1000 })
+    await withZookeeper(url, async (other) => {
+      await other.create('/zookeeper/quota/quota')
+      await other.create(
+        '/zookeeper/quota/quota/zookeeper_limits',
+        'count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=5',
+      )
+      await other.create('/zookeeper/quota/quota/zookeeper_stats', 'count=1,bytes=0')
+      const held = []
+      const error = await (async () => {
+        for (let index = 0; index < 20; index++) held.push(await locks.acquire(`n${index}`))
+      })().catch((error) => error)
+      assert.equal(error?.code, 'LOCK_STORE', 'the quota has room for two locks')
+      assert.match(error.message, /QuotaExceeded \(-125\): raise the quota/)
+      assert.equal(error.retryable, true)
+      await sleep(3000)
+      assert.ok(
+        held.every((lock) => lock.isHeld),
+        'renewals go on',
+      )
+      await other.delete('/zookeeper/quota/quota/zookeeper_limits')
+      await (await locks.acquire('more')).release()
+    })
+    await locks.close()
   })
 })

@@ -197,3 +197,47 @@ async fn many_waiters_of_one_name() {
     let listed = a.list("", PAGE).await.unwrap();
     assert_eq!(listed.len(), 1);
 }
+
+/// Ten thousand entries of another program: the folder's list has half a megabyte, and each entry is an event.
+#[tokio::test]
+async fn ten_thousand_entries_of_one_name() {
+    let Some(url) = url() else { return };
+    let prefix = prefix();
+    let engine = open(&url, &prefix).await;
+    let other = other_client(&url).await;
+    let folder = engine.store.layout.folder(&key("n"));
+    let create = |path: &str, kind| Request::create(path, b"", client::Access::Everyone, kind);
+    other.call(create(&folder, Kind::Container)).await.unwrap();
+    let path = format!("{folder}/_c_00112233-4455-6677-8899-aabbccddeeff-lock-");
+    let entries = vec![create(&path, Kind::EphemeralSequential); 500];
+    for _ in 0..20 {
+        other.call(Request::multi(&entries)).await.unwrap();
+    }
+    busy(&engine, &claim(&["n"], LONG)).await;
+    busy(&engine, &claim(&["m", "n"], LONG)).await;
+    let waiter = waiting(&["n"], LONG);
+    let mut subscription = subscribe(&engine, &waiter).await;
+    busy(&engine, &waiter).await;
+    let info = engine.inspect(&key("n")).await.unwrap().unwrap();
+    assert_eq!(info.waiting, Some(10_000));
+    assert_eq!(engine.list("", PAGE).await.unwrap().len(), 1);
+    let (names, _) = other
+        .call(Request::children(&folder))
+        .await
+        .unwrap()
+        .children()
+        .unwrap();
+    let theirs: Vec<_> = layout::Child::all(&names);
+    for batch in theirs[..10_000].chunks(500) {
+        let delete = |child: &layout::Child| Request::delete(&format!("{folder}/{}", child.name), -1);
+        other
+            .call(Request::multi(&batch.iter().map(delete).collect::<Vec<_>>()))
+            .await
+            .unwrap();
+    }
+    tokio::time::timeout(Duration::from_secs(20), subscription.changed())
+        .await
+        .unwrap();
+    assert!(subscription.take_hand_off().is_some());
+    assert_eq!(engine.release(&waiter, Duration::ZERO).await.unwrap(), Released::Freed);
+}
