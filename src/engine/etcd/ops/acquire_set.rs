@@ -110,25 +110,12 @@ impl Core {
         let at = revision(&answer);
         let end = Moment::from_nanos(sent_at.load(Relaxed)) + claim.ttl.duration();
         for name in claim.keys() {
-            let held = self.part(claim, (at, 0), at as i64, lease.id, class);
+            let held = Held::new(claim, (at, 0), lease.id, class);
             self.held.insert((name.clone(), held.id.clone()), held, end);
         }
         self.entries.leave(&claim.owner);
         let is_kept = self.leases.keep_until(&lease, end).await?;
         Ok(is_kept.then_some(Acquired::Granted { fence: fence(at, 0) }))
-    }
-
-    fn part(&self, claim: &Claim, place: (u64, u32), revision: i64, lease: i64, class: Class) -> Held {
-        Held {
-            id: claim.owner.as_str().into(),
-            place,
-            has_siblings: false,
-            revision,
-            lease,
-            class,
-            ttl: claim.ttl,
-            is_waiter: false,
-        }
     }
 
     /// Acquires the names, which are free or have the claim's entry as the oldest one. `None`: one has changed.
@@ -214,8 +201,8 @@ impl Core {
         let end = Moment::now() + claim.ttl.duration().max(Duration::from_millis(1));
         for (name, own) in stays {
             let held = match own {
-                Some(own) => self.part(claim, own.place(), own.kv.mod_revision, own.kv.lease, Class::Waiters),
-                None => self.part(claim, (created as u64, 0), created, lease.id, Class::Waiters),
+                Some(own) => Held::of(own, Class::Waiters, claim.ttl),
+                None => Held::new(claim, (created as u64, 0), lease.id, Class::Waiters),
             };
             self.held.insert((name.clone(), held.id.clone()), held, end);
         }

@@ -73,14 +73,10 @@ impl Core {
                 place => place,
             };
             let held = Held {
-                id: stored.id.as_str().into(),
                 place,
-                has_siblings: stored.has_siblings(),
                 revision: at as i64,
                 lease: lease.id,
-                class,
-                ttl: ttl_of(&record),
-                is_waiter: false,
+                ..Held::of(&stored, class, ttl_of(&record))
             };
             let end = sent + held.ttl.duration();
             let owner = record.owner.as_deref().unwrap_or(owner.as_str()).into();
