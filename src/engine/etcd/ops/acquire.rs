@@ -185,7 +185,10 @@ impl Core {
             stored,
             record,
         };
-        let is_done = self.rewrite(vec![entry], &claim.owner, claim.ttl, true).await?;
+        let is_done = self
+            .rewrite(vec![entry], &claim.owner, claim.ttl, Some(claim))
+            .await?
+            .is_some();
         if is_done {
             self.entries.leave(&claim.owner);
         }

@@ -51,7 +51,11 @@ impl Core {
                 }
             }
             let is_done = (deleted.is_empty() || self.delete_unchanged(deleted).await?)
-                && (stay.is_empty() || self.rewrite(stay, &claim.owner, Ttl::clamped(keep), false).await?);
+                && (stay.is_empty()
+                    || self
+                        .rewrite(stay, &claim.owner, Ttl::clamped(keep), None)
+                        .await?
+                        .is_some());
             if is_done {
                 self.forget(claim);
                 return Ok(answer);
