@@ -21,13 +21,13 @@ import { plots } from './plot.mjs'
 import { compact, contenderVersions, tables } from './report.mjs'
 import { calls } from './sections/calls.mjs'
 import { footprint } from './sections/footprint.mjs'
-import { handoff, handoffMongodb, handoffMysql, handoffPostgres } from './sections/handoff.mjs'
-import { leases, leasesMysql, leasesPostgres } from './sections/leases.mjs'
+import { handoff, handoffEtcd, handoffMongodb, handoffMysql, handoffPostgres } from './sections/handoff.mjs'
+import { leases, leasesEtcd, leasesMysql, leasesPostgres } from './sections/leases.mjs'
 import { rust } from './sections/rust.mjs'
 import { service } from './sections/service.mjs'
 import { contenderTable, summary } from './summary.mjs'
 
-const { postgres, mysql, ...others } = calls
+const { postgres, mysql, etcd, ...others } = calls
 /** The reports, by file, and the parts of each. */
 const REPORTS = {
   results: { title: 'Benchmark', parts: { ...others, service, footprint } },
@@ -40,6 +40,10 @@ const REPORTS = {
   'results-mysql': {
     title: 'MariaDB',
     parts: { mysql, 'handoff-mysql': handoffMysql, 'leases-mysql': leasesMysql },
+  },
+  'results-etcd': {
+    title: 'etcd',
+    parts: { etcd, 'handoff-etcd': handoffEtcd, 'leases-etcd': leasesEtcd },
   },
   'results-leases': { title: 'Held leases', parts: { leases } },
 }
@@ -110,6 +114,7 @@ const INTRO = {
     'Every commit waits for the disk (`innodb_flush_log_at_trx_commit = 1`). A lock of `GET_LOCK` is in the memory of the server and writes nothing.',
     '',
   ],
+  'results-etcd': [...METHOD, 'Every commit waits for the disk (one member, its defaults).', ''],
   'results-postgres': [
     ...METHOD,
     'Every commit waits for the disk (`fsync` and `synchronous_commit` are on). An advisory lock is in the memory of the server and writes nothing.',

@@ -126,6 +126,49 @@ export function failover(driver) {
       assert.ok(Math.max(...took) < RESUMED_MS, `${took}`)
     })
 
+    test('no two holders and no old token while members are killed, stopped and cut off', async (connect) => {
+      const services = await Promise.all([0, 1, 2, 3].map(() => connect()))
+      const names = ['a', 'b', 'c']
+      /** @type {Record<string, { lock: any, token: bigint }>} */
+      const last = Object.fromEntries(names.map((name) => [name, { lock: undefined, token: 0n }]))
+      let [isStopped, grants] = [false, 0]
+      const contend = async (service, name) => {
+        while (!isStopped) {
+          const lock = await service.acquire(name, { ttlMs: 2000, waitMs: 5000 }).catch((error) => {
+            assert.ok(['LOCK_STORE', 'LOCK_TIMEOUT'].includes(error.code), error)
+          })
+          if (!lock?.isHeld) continue
+          const before = last[name]
+          assert.ok(!before.lock?.isHeld, `${name} has two holders`)
+          assert.ok(lock.fencingToken > before.token, `${name}: ${lock.fencingToken} after ${before.token}`)
+          last[name] = { lock, token: lock.fencingToken }
+          grants++
+          await sleep(Math.random() < 0.1 ? 3000 * Math.random() : 20 * Math.random())
+          await lock.release().catch((error) => assert.equal(error.code, 'LOCK_STORE'))
+        }
+      }
+      const contending = Promise.all(
+        services.flatMap((service) => names.flatMap((name) => [contend(service, name), contend(service, name)])),
+      )
+      const faults = [
+        [(index) => cluster.members[index].kill(), (index) => cluster.members[index].restart()],
+        [(index) => cluster.members[index].pause(), (index) => cluster.members[index].resume()],
+        [(index) => cluster.cutOff(index), () => cluster.heal()],
+      ]
+      const breaking = (async () => {
+        for (const [round, [begin, end]] of [...faults, ...faults].entries()) {
+          const leader = await cluster.leader()
+          const index = round < 3 ? leader : (leader + 1) % 3
+          await begin(index)
+          await sleep(3000)
+          await end(index)
+          const count = grants
+          await until('grants', () => grants > count + 20, 30_000)
+        }
+      })().finally(() => (isStopped = true))
+      await Promise.all([contending, breaking])
+    })
+
     test('all members restart: a lock is kept, and renewed again', async (connect) => {
       const a = await connect()
       const held = await a.acquire('n', { ttlMs: 30_000 })

@@ -4,6 +4,7 @@ import { measureAll } from '../measure.mjs'
 import {
   cluster,
   delayed,
+  etcd,
   mongodbPairs,
   mongodbs,
   onStore,
@@ -36,6 +37,7 @@ const TABLES = {
   tries: [redis, ...mongodbs.slice(0, 2)].map((store) => ({ ...tryHeld, store, loads: FEW })),
   postgres: [postgres, postgresTls].map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
   mysql: [mysql, mysqlTls].map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
+  etcd: [{ ...pair, store: etcd, loads: [1, 64, 256] }],
   quorum: [3, 5].map((size) => ({ ...pair, store: quorum(size), loads: FEW })),
 }
 

@@ -7,7 +7,7 @@ import { redisCommand } from '../../scripts/redis-command.mjs'
 import { USUAL_MS } from '../poll.mjs'
 import { median, percentile } from '../report.mjs'
 import { HOLD, Waiters } from '../waiters.mjs'
-import { delayed, mysql, onStore, postgres, redis, replicaSet } from './stores.mjs'
+import { delayed, etcd, mysql, onStore, postgres, redis, replicaSet } from './stores.mjs'
 
 /** `retryMs`: the pause between two attempts; without it, the contender's default. 1 ms is the shortest timer in Node. */
 const REDIS = [
@@ -45,6 +45,12 @@ const POSTGRES = [
 const MYSQL = [
   { name: 'holdfast', setting: 'default' },
   { name: 'get-lock', setting: 'waits in the server, with a connection' },
+]
+
+const ETCD = [
+  { name: 'holdfast', setting: 'default' },
+  { name: 'etcd3', setting: 'tries every 100 ms', retryMs: 100 },
+  { name: 'etcd3', setting: 'tries every 10 ms', retryMs: 10 },
 ]
 
 /** Commands that read, write or wait for data. Other commands of members, drivers and monitors are not counted. */
@@ -202,6 +208,19 @@ async function openMysql({ target, probe }) {
   }
 }
 
+async function openEtcd({ target, probe }) {
+  const { Etcd3 } = await import('etcd3')
+  const client = new Etcd3({ hosts: target.urls[0].replace('etcd://', 'http://') })
+  return {
+    probe: 'a put of `etcd3`, which is a commit',
+    ping: () => client.put('bench/ping').value(''),
+    reset: () => client.delete().all(),
+    count: () => probe.count(),
+    close: async () => client.close(),
+    counted: 'Every commit waits for the disk. Commands are requests of gRPC.',
+  }
+}
+
 /** The part on Redis: on loopback, and with one waiter on a link whose round trips take a millisecond longer. */
 export async function handoff(timing) {
   const isQuick = (/** @type {any} */ { name, retryMs }) =>
@@ -227,6 +246,11 @@ export async function handoffPostgres(timing) {
 export async function handoffMysql(timing) {
   const lines = await measureStore(mysql, openMysql, MYSQL, timing)
   return { fields: [], names: namesOf(MYSQL, timing), markdown: lines.join('\n') }
+}
+
+export async function handoffEtcd(timing) {
+  const lines = await measureStore(etcd, openEtcd, ETCD, timing)
+  return { fields: [], names: namesOf(ETCD, timing), markdown: lines.join('\n') }
 }
 
 const namesOf = (contenders, { chosen }) => chosen([...new Set(contenders.map(({ name }) => name))])

@@ -3,11 +3,13 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { certify, makeAuthority } from '../../scripts/certificates.mjs'
+import { startEtcd } from '../../scripts/etcd.mjs'
 import { startMariadb } from '../../scripts/mysql.mjs'
 import { startPostgres } from '../../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../../scripts/servers.mjs'
 import { startMongoReplicaSet, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
 import { openDelayProxy } from '../delay-proxy.mjs'
+import { EtcdProbe } from '../etcd-probe.mjs'
 import { MysqlProbe } from '../mysql-probe.mjs'
 import { COUNTING, PostgresProbe } from '../postgres-probe.mjs'
 import { MongoProbe, RedisProbe } from '../probes.mjs'
@@ -192,6 +194,18 @@ export const mysqlTls = {
       const server = await startMariadb({ fsync: true, tls: { cert, key, ca } })
       return { server, url: server.url }
     }),
+}
+
+/** An etcd server whose commits wait for the disk. */
+export const etcd = {
+  contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'etcd3', 'etcd3-bare'],
+  floor: 'etcd3-bare',
+  shares: true,
+  open: async ([server]) => new EtcdProbe(server),
+  async start() {
+    const server = await startEtcd()
+    return { target: targetOf(server), servers: [server], stop: () => server.stop() }
+  },
 }
 
 /** Starts the servers of a store, runs `use` with their target, a probe and their title, and stops them. */

@@ -8,15 +8,14 @@ use futures_util::{FutureExt, StreamExt};
 use tokio_util::sync::CancellationToken;
 
 use super::client::Client;
-use super::entry::{Layout, fence};
+use super::entry::{Layout, Stored, fence};
 use super::leases::{Class, Leases};
-use super::ops::txn::{delete, is_unchanged, txn};
 use super::unanswered::Attempts;
 use crate::clock::Moment;
 use crate::engine::HandOff;
 use crate::engine::ends::Ends;
 use crate::engine::entries::{Granted, LocalEntries, Place};
-use crate::model::{Key, Ttl};
+use crate::model::{Claim, Key, Ttl};
 use crate::stall_detector::StallDetector;
 
 /// A name, and the owner token of an entry of it.
@@ -38,6 +37,36 @@ pub(super) struct Held {
     pub ttl: Ttl,
     /// Whether it waits for a hand-off. `false`: it holds, or a claim of several names keeps it.
     pub is_waiter: bool,
+}
+
+impl Held {
+    /// Describes a new entry of a claim.
+    pub(super) fn new(claim: &Claim, place: Place, lease: i64, class: Class) -> Self {
+        Held {
+            id: claim.owner.as_str().into(),
+            place,
+            has_siblings: false,
+            revision: place.0 as i64,
+            lease,
+            class,
+            ttl: claim.ttl,
+            is_waiter: false,
+        }
+    }
+
+    /// Describes a stored entry.
+    pub(super) fn of(stored: &Stored, class: Class, ttl: Ttl) -> Self {
+        Held {
+            id: stored.id.as_str().into(),
+            place: stored.place(),
+            has_siblings: stored.has_siblings(),
+            revision: stored.kv.mod_revision,
+            lease: stored.kv.lease,
+            class,
+            ttl,
+            is_waiter: false,
+        }
+    }
 }
 
 /// Returns the end of a waiter's entry before its grant: there is none.
@@ -151,14 +180,9 @@ impl Core {
     async fn delete(&self, (name, _): Slot, held: Held) {
         const RETRIES: u32 = 10;
         const DELAY: Duration = Duration::from_millis(300);
-        let key = self.layout.key(&name, &held.id);
-        let request = txn(
-            vec![is_unchanged(key.clone(), held.revision)],
-            vec![delete(key)],
-            Vec::new(),
-        );
+        let entry = (self.layout.key(&name, &held.id), held.revision);
         for _ in 0..RETRIES {
-            match self.txn(&request).await {
+            match self.delete_unchanged(vec![entry.clone()]).await {
                 Ok(_) => return,
                 Err(failure) => {
                     tracing::debug!(error = %failure.of("expire"), %name, "an expired lock was not deleted");

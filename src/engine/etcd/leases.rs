@@ -115,7 +115,8 @@ impl Leases {
     fn known(&self, class: Class) -> Option<Arc<Lease>> {
         let leases = self.leases.lock();
         let lease = leases.get(&class)?;
-        (lease.ends() > Moment::now() + RESERVE).then(|| lease.clone())
+        let reserve = RESERVE.min(lease.length / 4);
+        (lease.ends() > Moment::now() + reserve).then(|| lease.clone())
     }
 
     /// Returns an etcd lease that new entries get, by its id.

@@ -66,3 +66,31 @@ impl Drop for Unanswered {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_waits_for_every_request_of_its_owner() {
+        let attempts = Arc::new(Attempts::default());
+        let [one, two] = [OwnerToken::fresh(), OwnerToken::fresh()];
+        let first = attempts.begin([one.clone(), two.clone()].into_iter());
+        let second = attempts.begin(std::iter::once(one.clone()));
+        let is_answered = async |owner| {
+            let waiting = attempts.answered(owner);
+            tokio::time::timeout(Duration::from_millis(1), waiting).await.is_ok()
+        };
+        assert!(!is_answered(&one).await && !is_answered(&two).await);
+        drop(first);
+        assert!(!is_answered(&one).await && is_answered(&two).await);
+        let answered = async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            drop(second);
+        };
+        tokio::join!(attempts.answered(&one), answered);
+        assert!(is_answered(&one).await && attempts.requests.lock().is_empty());
+    }
+}

@@ -64,13 +64,17 @@ impl Core {
                 if !self.leases.keep_until(&lease, end).await? {
                     continue;
                 }
-                let held = self.new_entry(first, (at, 0), claims.len() > 1, &lease, Class::of(first.ttl));
+                let held = Held {
+                    has_siblings: claims.len() > 1,
+                    ..Held::new(first, (at, 0), lease.id, Class::of(first.ttl))
+                };
                 self.held.insert((name.clone(), held.id.clone()), held, end);
                 self.entries.leave(&first.owner);
                 let mut answers = vec![Acquired::Granted { fence: fence(at, 0) }];
                 for (n, claim) in claims.iter().enumerate().skip(1) {
                     if let Some(lease) = &of_waiters {
-                        self.wait(claim, &name, (at, n as u32), claims.len() > 1, lease);
+                        let held = Held::new(claim, (at, n as u32), lease.id, Class::Waiters);
+                        self.enter(claim, &name, true, held);
                     }
                     answers.push(busy(&name, Some(first.ttl.duration())));
                 }
@@ -93,10 +97,14 @@ impl Core {
                     continue;
                 }
                 if let (Some(lease), true) = (&of_waiters, claim.waiting) {
-                    match self.own_entry(&name, entry) {
-                        Some(own) => self.wait_again(claim, &name, &own),
-                        None => self.wait(claim, &name, (at, n as u32), claims.len() > 1, lease),
-                    }
+                    let (has_siblings, held) = match self.own_entry(&name, entry) {
+                        Some(own) => (own.has_siblings(), Held::of(&own, Class::Waiters, claim.ttl)),
+                        None => (
+                            claims.len() > 1,
+                            Held::new(claim, (at, n as u32), lease.id, Class::Waiters),
+                        ),
+                    };
+                    self.enter(claim, &name, has_siblings, held);
                 }
                 answers.push(busy(&name, first.ttl()));
             }
@@ -143,45 +151,14 @@ impl Core {
         Some(self.layout.read_of(name, kv))
     }
 
-    fn new_entry(&self, claim: &Claim, place: (u64, u32), has_siblings: bool, lease: &Lease, class: Class) -> Held {
-        Held {
-            id: claim.owner.as_str().into(),
-            place,
-            has_siblings,
-            revision: place.0 as i64,
-            lease: lease.id,
-            class,
-            ttl: claim.ttl,
-            is_waiter: false,
-        }
-    }
-
-    /// Makes a claim with a new entry a waiter.
-    fn wait(self: &Arc<Self>, claim: &Claim, name: &Key, place: (u64, u32), has_siblings: bool, lease: &Lease) {
-        let held = Held {
-            is_waiter: true,
-            ..self.new_entry(claim, place, has_siblings, lease, Class::Waiters)
-        };
-        self.enter(claim, name, held);
-    }
-
-    /// Makes a claim with an earlier entry a waiter.
-    fn wait_again(self: &Arc<Self>, claim: &Claim, name: &Key, own: &Stored) {
-        let held = Held {
-            id: claim.owner.as_str().into(),
-            place: own.place(),
-            has_siblings: own.has_siblings(),
-            revision: own.kv.mod_revision,
-            lease: own.kv.lease,
-            class: Class::Waiters,
-            ttl: claim.ttl,
-            is_waiter: true,
-        };
-        self.enter(claim, name, held);
-    }
-
-    fn enter(self: &Arc<Self>, claim: &Claim, name: &Key, held: Held) {
+    /// Makes a claim a waiter.
+    fn enter(self: &Arc<Self>, claim: &Claim, name: &Key, has_siblings: bool, held: Held) {
         let id = held.id.clone();
+        let held = Held {
+            has_siblings,
+            is_waiter: true,
+            ..held
+        };
         self.held.insert((name.clone(), id.clone()), held, never());
         let granted = self.entries.enter(&claim.owner, name, &id);
         self.keep_waiters();
@@ -208,7 +185,10 @@ impl Core {
             stored,
             record,
         };
-        let is_done = self.rewrite(vec![entry], &claim.owner, claim.ttl, true).await?;
+        let is_done = self
+            .rewrite(vec![entry], &claim.owner, claim.ttl, Some(claim))
+            .await?
+            .is_some();
         if is_done {
             self.entries.leave(&claim.owner);
         }

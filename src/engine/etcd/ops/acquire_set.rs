@@ -5,7 +5,6 @@
 //! circle. Its entries end after its ttl, and each attempt extends them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::super::client::Outcome;
@@ -18,7 +17,7 @@ use super::rewrite::Rewritten;
 use super::txn::{Seen, delete, is_empty, is_unchanged, put, revision, txn};
 use crate::clock::Moment;
 use crate::engine::Acquired;
-use crate::model::{Claim, Key};
+use crate::model::Claim;
 
 /// The part of the ttl after which a waiter extends its entries.
 const PART: u32 = 3;
@@ -60,7 +59,8 @@ impl Core {
     /// Makes one attempt of a claim of several names.
     pub(in super::super) async fn acquire_set(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
         let owner = claim.owner.as_str();
-        if let Some(granted) = self.acquire_free(claim).await? {
+        let free: Vec<Place> = claim.keys().iter().map(|_| Place::Free).collect();
+        if let Some(granted) = self.complete(claim, &free, None).await? {
             return Ok(granted);
         }
         let mut last = busy(&claim.keys()[0], None);
@@ -69,7 +69,7 @@ impl Core {
             let places: Vec<Place> = seen.iter().map(|seen| Place::of(seen, owner)).collect();
             let index = places.iter().position(|place| matches!(place, Place::Busy { .. }));
             let Some(index) = index else {
-                if let Some(granted) = self.complete(claim, &places, at).await? {
+                if let Some(granted) = self.complete(claim, &places, Some(at)).await? {
                     return Ok(granted);
                 }
                 continue;
@@ -87,57 +87,16 @@ impl Core {
         Ok(last)
     }
 
-    /// Acquires all names if they are free. `None`: one is not.
-    async fn acquire_free(self: &Arc<Self>, claim: &Claim) -> Outcome<Option<Acquired>> {
-        let class = Class::of(claim.ttl);
-        let lease = self.leases.get(class).await?;
-        let record = Record::of_holder(claim, None);
-        let free = claim.keys().iter().map(|name| is_empty(self.layout.range(name)));
-        let key = |name: &Key| self.layout.key(name, claim.owner.as_str());
-        let puts = claim.keys().iter().map(|name| put(key(name), &record, lease.id));
-        let request = txn(free.collect(), puts.collect(), Vec::new());
-        let sent_at = AtomicU64::new(0);
-        let begin = || {
-            sent_at.store(Moment::now().to_nanos(), Relaxed);
-            claim.mark_sent();
-            Some(self.attempts.begin(std::iter::once(claim.owner.clone())))
-        };
-        let answer = self.txn_of_attempt(&request, &begin).await;
-        let answer = answer.inspect_err(|failure| self.lease_failed(failure, &lease))?;
-        if !answer.succeeded {
-            return Ok(None);
-        }
-        let at = revision(&answer);
-        let end = Moment::from_nanos(sent_at.load(Relaxed)) + claim.ttl.duration();
-        for name in claim.keys() {
-            let held = self.part(claim, (at, 0), at as i64, lease.id, class);
-            self.held.insert((name.clone(), held.id.clone()), held, end);
-        }
-        self.entries.leave(&claim.owner);
-        let is_kept = self.leases.keep_until(&lease, end).await?;
-        Ok(is_kept.then_some(Acquired::Granted { fence: fence(at, 0) }))
-    }
-
-    fn part(&self, claim: &Claim, place: (u64, u32), revision: i64, lease: i64, class: Class) -> Held {
-        Held {
-            id: claim.owner.as_str().into(),
-            place,
-            has_siblings: false,
-            revision,
-            lease,
-            class,
-            ttl: claim.ttl,
-            is_waiter: false,
-        }
-    }
-
-    /// Acquires the names, which are free or have the claim's entry as the oldest one. `None`: one has changed.
-    async fn complete(&self, claim: &Claim, places: &[Place<'_>], at: u64) -> Outcome<Option<Acquired>> {
-        // A claim that holds all of them has a token.
+    /// Acquires the names, which are free or have the claim's entry as the oldest one. `at`: the revision at which they were read; without
+    /// one all are free. `None`: one has changed.
+    async fn complete(&self, claim: &Claim, places: &[Place<'_>], at: Option<u64>) -> Outcome<Option<Acquired>> {
+        // A claim that holds all of them has a token. If all are free, the token follows from the revision of their creation.
         let holds = |place: &Place<'_>| place.own().filter(|own| own.holds()).and_then(Stored::fence);
         let held: Option<Vec<_>> = places.iter().map(holds).collect();
-        let token = held.and_then(|tokens| tokens.into_iter().max()).unwrap_or(fence(at, 0));
-        let now = Record::of_holder(claim, Some(token));
+        let token = held
+            .and_then(|tokens| tokens.into_iter().max())
+            .or(at.map(|at| fence(at, 0)));
+        let now = Record::of_holder(claim, token);
         let entries = claim.keys().iter().zip(places).map(|(name, place)| match place.own() {
             None => Rewritten::new(
                 name,
@@ -151,18 +110,21 @@ impl Core {
                     set: false,
                     ttl: before.ttl.max(now.ttl),
                     since: before.since.or(now.since),
-                    fence: Some(token.0),
+                    fence: now.fence,
                     ..before
                 };
                 let (name, stored) = (name.clone(), stored.clone());
                 Rewritten { name, stored, record }
             }
         });
-        let is_done = self.rewrite(entries.collect(), &claim.owner, claim.ttl, true).await?;
-        if is_done {
+        let done = self
+            .rewrite(entries.collect(), &claim.owner, claim.ttl, Some(claim))
+            .await?;
+        Ok(done.map(|at| {
             self.entries.leave(&claim.owner);
-        }
-        Ok(is_done.then_some(Acquired::Granted { fence: token }))
+            let fence = token.unwrap_or(fence(at, 0));
+            Acquired::Granted { fence }
+        }))
     }
 
     /// Makes a waiter wait at the busy name `index`, with entries at the names before it. Another claim leaves nothing. `false`: a
@@ -214,8 +176,8 @@ impl Core {
         let end = Moment::now() + claim.ttl.duration().max(Duration::from_millis(1));
         for (name, own) in stays {
             let held = match own {
-                Some(own) => self.part(claim, own.place(), own.kv.mod_revision, own.kv.lease, Class::Waiters),
-                None => self.part(claim, (created as u64, 0), created, lease.id, Class::Waiters),
+                Some(own) => Held::of(own, Class::Waiters, claim.ttl),
+                None => Held::new(claim, (created as u64, 0), lease.id, Class::Waiters),
             };
             self.held.insert((name.clone(), held.id.clone()), held, end);
         }

@@ -35,7 +35,7 @@ impl Core {
     }
 
     /// Returns the rest of an etcd lease, zero if it has expired. `None`: the entry has none.
-    async fn time_to_live(&self, id: i64) -> Outcome<Option<Duration>> {
+    pub(in super::super) async fn time_to_live(&self, id: i64) -> Outcome<Option<Duration>> {
         if id == 0 {
             return Ok(None);
         }

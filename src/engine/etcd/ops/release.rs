@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::client::Outcome;
-use super::super::core::{Core, Held};
+use super::super::core::Core;
 use super::super::entry::{Record, Stored, kept};
 use super::super::leases::Class;
-use super::txn::{delete, is_unchanged, put, revision, txn};
-use crate::clock::Moment;
+use super::rewrite::Rewritten;
+use super::txn::{delete, is_unchanged, txn};
 use crate::engine::Released;
 use crate::model::{Claim, Key, Ttl};
 
@@ -34,11 +34,29 @@ impl Core {
                 true => Released::Freed,
                 false => Released::NotHeld,
             };
-            let entries = claim.keys().iter().zip(own).zip(&held);
-            let entries: Vec<_> = entries
-                .filter_map(|((name, own), held)| Some((name, own?, held.is_some())))
-                .collect();
-            if entries.is_empty() || self.remove(claim, &entries, keep).await? {
+            let (mut deleted, mut stay) = (Vec::new(), Vec::new());
+            for ((name, own), held) in claim.keys().iter().zip(own).zip(&held) {
+                match (own, held.and_then(|held| held.record.clone())) {
+                    (Some(own), Some(record)) if !keep.is_zero() => stay.push(Rewritten {
+                        name: name.clone(),
+                        stored: own.clone(),
+                        record: Record {
+                            owner: Some(kept(&claim.owner)),
+                            ttl: Ttl::clamped(keep).as_millis(),
+                            ..record
+                        },
+                    }),
+                    (Some(own), _) => deleted.push((own.kv.key.clone(), own.kv.mod_revision)),
+                    (None, _) => {}
+                }
+            }
+            let is_done = (deleted.is_empty() || self.delete_unchanged(deleted).await?)
+                && (stay.is_empty()
+                    || self
+                        .rewrite(stay, &claim.owner, Ttl::clamped(keep), None)
+                        .await?
+                        .is_some());
+            if is_done {
                 self.forget(claim);
                 return Ok(answer);
             }
@@ -49,7 +67,7 @@ impl Core {
     /// Deletes the entries that this process knows. `None`: it does not know all of them, or one has changed.
     async fn release_known(&self, claim: &Claim) -> Outcome<Option<Released>> {
         let owner: Arc<str> = claim.owner.as_str().into();
-        let (mut compare, mut ops) = (Vec::new(), Vec::new());
+        let mut entries = Vec::with_capacity(1);
         let mut answer = Released::Freed;
         for name in claim.keys() {
             let Some((_, held)) = self.held.get(&(name.clone(), owner.clone())) else {
@@ -59,11 +77,9 @@ impl Core {
             if held.is_waiter || held.class == Class::Waiters && claim.keys().len() > 1 {
                 answer = Released::NotHeld;
             }
-            let key = self.layout.key(name, &held.id);
-            compare.push(is_unchanged(key.clone(), held.revision));
-            ops.push(delete(key));
+            entries.push((self.layout.key(name, &held.id), held.revision));
         }
-        let removed = self.txn(&txn(compare, ops, Vec::new())).await?.succeeded;
+        let removed = self.delete_unchanged(entries).await?;
         if removed {
             self.forget(claim);
         }
@@ -77,54 +93,14 @@ impl Core {
         }
     }
 
-    /// Deletes entries, or keeps those busy that hold, if none has changed. `false`: one has.
-    async fn remove(&self, claim: &Claim, entries: &[(&Key, &Stored, bool)], keep: Duration) -> Outcome<bool> {
-        let (ttl, owner) = (Ttl::clamped(keep), kept(&claim.owner));
-        let class = Class::of(ttl);
-        let lease = match keep.is_zero() {
-            true => None,
-            false => Some(self.leases.get(class).await?),
-        };
-        let sent = Moment::now();
-        let (mut compare, mut ops) = (Vec::new(), Vec::new());
-        let mut stay = Vec::new();
-        for (name, stored, holds) in entries {
-            let key = || stored.kv.key.clone();
-            compare.push(is_unchanged(key(), stored.kv.mod_revision));
-            match (&lease, &stored.record) {
-                (Some(lease), Some(record)) if *holds => {
-                    let record = Record {
-                        owner: Some(owner.clone()),
-                        ttl: ttl.as_millis(),
-                        ..record.clone()
-                    };
-                    ops.push(put(key(), &record, lease.id));
-                    stay.push((*name, *stored));
-                }
-                _ => ops.push(delete(key())),
-            }
-        }
-        let answer = self.txn(&txn(compare, ops, Vec::new())).await;
-        let answer = answer.inspect_err(|failure| {
-            lease.iter().for_each(|lease| self.lease_failed(failure, lease));
-        })?;
-        if let Some(lease) = lease.filter(|_| answer.succeeded) {
-            for (name, stored) in stay {
-                let held = Held {
-                    id: stored.id.as_str().into(),
-                    place: stored.place(),
-                    has_siblings: stored.has_siblings(),
-                    revision: revision(&answer) as i64,
-                    lease: lease.id,
-                    class,
-                    ttl,
-                    is_waiter: false,
-                };
-                self.held
-                    .insert((name.clone(), owner.as_str().into()), held, sent + keep);
-            }
-            self.leases.keep_until(&lease, sent + keep).await?;
-        }
+    /// Deletes entries, by their keys and the revisions of their last changes, if none has changed. `false`: one has.
+    pub(in super::super) async fn delete_unchanged(&self, entries: Vec<(Vec<u8>, i64)>) -> Outcome<bool> {
+        let compare = entries
+            .iter()
+            .map(|(key, revision)| is_unchanged(key.clone(), *revision));
+        let compare = compare.collect();
+        let deletions = entries.into_iter().map(|(key, _)| delete(key));
+        let answer = self.txn(&txn(compare, deletions.collect(), Vec::new())).await?;
         Ok(answer.succeeded)
     }
 
@@ -136,9 +112,10 @@ impl Core {
             let Some(oldest) = oldest.filter(Stored::holds) else {
                 return Ok(false);
             };
-            let compare = vec![is_unchanged(oldest.kv.key.clone(), oldest.kv.mod_revision)];
-            let request = txn(compare, vec![delete(oldest.kv.key)], Vec::new());
-            if self.txn(&request).await?.succeeded {
+            if self
+                .delete_unchanged(vec![(oldest.kv.key, oldest.kv.mod_revision)])
+                .await?
+            {
                 return Ok(true);
             }
         }

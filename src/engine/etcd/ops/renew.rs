@@ -160,7 +160,7 @@ impl Core {
     /// Renews a lease with a write: without a read for one that was handed off.
     async fn renew_by_writing(&self, claim: &Claim, ttl: Ttl) -> Outcome<Renewed> {
         if let Some(entry) = self.handed_off(claim)
-            && self.rewrite(vec![entry], &claim.owner, ttl, false).await?
+            && self.rewrite(vec![entry], &claim.owner, ttl, None).await?.is_some()
         {
             return Ok(Renewed::Extended);
         }
@@ -228,7 +228,7 @@ impl Core {
                 let (name, stored) = (name.clone(), stored.clone());
                 entries.push(Rewritten { name, stored, record });
             }
-            if self.rewrite(entries, also, ttl, false).await? {
+            if self.rewrite(entries, also, ttl, None).await?.is_some() {
                 return Ok(Renewed::Extended);
             }
         }

@@ -1,6 +1,7 @@
 //! Writes the records of entries again: for a longer ttl, another owner, or another process.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::super::client::messages::KeyValue;
@@ -10,7 +11,7 @@ use super::super::entry::{Record, Stored};
 use super::super::leases::{Class, Lease};
 use super::txn::{is_empty, is_unchanged, put, revision, txn};
 use crate::clock::Moment;
-use crate::model::{Key, OwnerToken, Ttl};
+use crate::model::{Claim, Key, OwnerToken, Ttl};
 
 /// An entry, and its new record.
 pub(super) struct Rewritten {
@@ -38,20 +39,19 @@ impl Rewritten {
 
 impl Core {
     /// Puts records under an etcd lease of this process, if no entry has changed. They then last for `ttl`, and in this process for the
-    /// ttls of their records. `owner`: of the records without one. `is_attempt`: a release waits for the answer. `false`: an entry has
-    /// changed.
+    /// ttls of their records. `owner`: of the records without one. `attempt`: its claim, whose release waits for the answer. Returns the
+    /// revision. `None`: an entry has changed.
     pub(super) async fn rewrite(
         &self,
         entries: Vec<Rewritten>,
         owner: &OwnerToken,
         ttl: Ttl,
-        is_attempt: bool,
-    ) -> Outcome<bool> {
+        attempt: Option<&Claim>,
+    ) -> Outcome<Option<u64>> {
         let ttl_of = |record: &Record| ttl.max(Ttl::clamped(Duration::from_millis(record.ttl)));
         let longest = entries.iter().map(|entry| ttl_of(&entry.record)).max().unwrap_or(ttl);
         let class = Class::of(longest);
         let lease = self.leases.get(class).await?;
-        let sent = Moment::now();
         let compare = entries.iter().map(|entry| match entry.stored.kv.mod_revision {
             0 => is_empty(self.layout.range(&entry.name)),
             revision => is_unchanged(entry.stored.kv.key.clone(), revision),
@@ -60,33 +60,37 @@ impl Core {
             .iter()
             .map(|entry| put(entry.stored.kv.key.clone(), &entry.record, lease.id));
         let request = txn(compare.collect(), puts.collect(), Vec::new());
-        let begin = || is_attempt.then(|| self.attempts.begin(std::iter::once(owner.clone())));
+        // A request that waits for a connection is sent later.
+        let sent_at = AtomicU64::new(0);
+        let begin = || {
+            sent_at.store(Moment::now().to_nanos(), Relaxed);
+            let claim = attempt?;
+            claim.mark_sent();
+            Some(self.attempts.begin(std::iter::once(claim.owner.clone())))
+        };
         let answer = self.txn_of_attempt(&request, &begin).await;
         let answer = answer.inspect_err(|failure| self.lease_failed(failure, &lease))?;
         if !answer.succeeded {
-            return Ok(false);
+            return Ok(None);
         }
-        let at = revision(&answer);
+        let (at, sent) = (revision(&answer), Moment::from_nanos(sent_at.load(Relaxed)));
         for Rewritten { name, stored, record } in entries {
             let place = match stored.place() {
                 (0, n) => (at, n),
                 place => place,
             };
             let held = Held {
-                id: stored.id.as_str().into(),
                 place,
-                has_siblings: stored.has_siblings(),
                 revision: at as i64,
                 lease: lease.id,
-                class,
-                ttl: ttl_of(&record),
-                is_waiter: false,
+                ..Held::of(&stored, class, ttl_of(&record))
             };
             let end = sent + held.ttl.duration();
             let owner = record.owner.as_deref().unwrap_or(owner.as_str()).into();
             self.held.insert((name, owner), held, end);
         }
-        self.leases.keep_until(&lease, sent + longest.duration()).await
+        let is_kept = self.leases.keep_until(&lease, sent + longest.duration()).await?;
+        Ok(is_kept.then_some(at))
     }
 
     /// Forgets an etcd lease that the server does not know any more.

@@ -1,6 +1,7 @@
 //! The contract on a real server, and the tests of etcd's own behavior.
 
 mod client;
+mod leases;
 
 use std::sync::Arc;
 

@@ -1,0 +1,219 @@
+//! The etcd leases of entries: shared by locks, kept alive only when that is needed, and those of hand-offs.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::engine::contract::PAGE;
+use crate::engine::etcd::entry::Stored;
+use crate::engine::{Acquired, Engine, HandOff, Released, Renewed};
+use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
+
+fn claim(name: &str, ttl: Duration) -> Claim {
+    let keys = [Key::new(name).unwrap()];
+    let process = Arc::new(Process::current());
+    let mut claim = Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(ttl), process);
+    claim.waiting = true;
+    claim
+}
+
+/// Returns engines with a prefix of their own.
+async fn engines<const N: usize>() -> Option<[Arc<EtcdEngine>; N]> {
+    let url = url()?;
+    let prefix = format!("t{}/", OwnerToken::fresh().as_str());
+    let mut engines = Vec::new();
+    for _ in 0..N {
+        engines.push(engine(&url, &prefix).await);
+    }
+    engines.try_into().ok()
+}
+
+async fn granted(engine: &EtcdEngine, claim: &Claim) {
+    let answer = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(answer, Acquired::Granted { .. }), "{answer:?}");
+}
+
+async fn oldest(engine: &EtcdEngine, claim: &Claim) -> Stored {
+    let (_, mut seen) = engine.core.look(claim.keys(), "").await.unwrap();
+    seen.remove(0).oldest.unwrap()
+}
+
+const LONG: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn locks_of_a_class_share_an_etcd_lease() {
+    let Some([a, b]) = engines().await else { return };
+    let claims: Vec<Claim> = (0..4)
+        .map(|i| claim(&format!("n{i}"), LONG - Duration::from_millis(500 * i)))
+        .collect();
+    for ours in &claims {
+        granted(&a, ours).await;
+    }
+    let other = claim("other", LONG);
+    granted(&b, &other).await;
+    let short = claim("short", Duration::from_secs(3));
+    granted(&a, &short).await;
+    let mut leases = Vec::new();
+    for claim in claims.iter().chain([&other, &short]) {
+        leases.push(oldest(&a, claim).await.kv.lease);
+    }
+    assert!(leases[..4].iter().all(|lease| *lease == leases[0] && *lease != 0));
+    assert!(
+        leases[4] != leases[0] && leases[5] != leases[0],
+        "of another process, and of another class"
+    );
+    let mut renewed = claims[0].clone();
+    renewed.waiting = false;
+    let before = oldest(&a, &renewed).await.kv.mod_revision;
+    assert_eq!(a.renew(&renewed, renewed.ttl).await.unwrap(), Renewed::Extended);
+    assert_eq!(
+        oldest(&a, &renewed).await.kv.mod_revision,
+        before,
+        "a renewal writes nothing"
+    );
+    // A longer ttl needs another class.
+    assert_eq!(
+        a.renew(&renewed, Ttl::clamped(LONG * 3)).await.unwrap(),
+        Renewed::Extended
+    );
+    assert_ne!(oldest(&a, &renewed).await.kv.lease, leases[0]);
+}
+
+/// A hand-off lasts for a few seconds, and its first renewal writes the token and the etcd lease of the class.
+#[tokio::test]
+async fn a_hand_off_is_short_until_it_is_renewed() {
+    let Some([a, b]) = engines().await else { return };
+    let (holder, mut waiter) = (claim("n", LONG), claim("n", LONG));
+    granted(&a, &holder).await;
+    let mut subscription = b.subscribe(&waiter, &waiter.keys()[0]).await.unwrap();
+    assert!(matches!(b.try_acquire(&waiter).await.unwrap(), Acquired::Held { .. }));
+    assert!(subscription.is_reliable());
+    let of_waiters = b
+        .core
+        .look(waiter.keys(), waiter.owner.as_str())
+        .await
+        .unwrap()
+        .1
+        .remove(0)
+        .own
+        .unwrap();
+    assert_eq!(a.release(&holder, Duration::ZERO).await.unwrap(), Released::Freed);
+    let hand_off = tokio::time::timeout(Duration::from_secs(10), async {
+        loop {
+            subscription.changed().await;
+            if let Some(hand_off) = subscription.take_hand_off() {
+                return hand_off;
+            }
+        }
+    });
+    let HandOff { fence, until } = hand_off.await.unwrap();
+    assert!(until.remaining() <= Duration::from_secs(4), "{:?}", until.remaining());
+    let info = a.inspect_now(&waiter.keys()[0]).await.unwrap().unwrap();
+    assert_eq!(info.fence, None, "it is not written yet");
+    waiter.fence = Some(fence);
+    assert_eq!(b.renew(&waiter, waiter.ttl).await.unwrap(), Renewed::Extended);
+    let stored = oldest(&a, &waiter).await;
+    assert!(stored.kv.lease != of_waiters.kv.lease && stored.kv.create_revision == of_waiters.kv.create_revision);
+    assert_eq!(a.inspect(&waiter.keys()[0]).await.unwrap().unwrap().fence, Some(fence));
+    assert_eq!(b.release(&waiter, Duration::ZERO).await.unwrap(), Released::Freed);
+    // A token of the next grant is larger.
+    let next = claim("n", LONG);
+    let Acquired::Granted { fence: larger } = a.try_acquire(&next).await.unwrap() else {
+        panic!("it is free")
+    };
+    assert!(larger > fence);
+}
+
+/// Waiters that enter together have one revision. Their indexes are their order, also for other processes.
+#[tokio::test]
+async fn waiters_that_enter_together_keep_their_order() {
+    let Some([a, b]) = engines().await else { return };
+    let holder = claim("n", LONG);
+    granted(&a, &holder).await;
+    let waiters: Vec<Arc<Claim>> = (0..64).map(|_| Arc::new(claim("n", LONG))).collect();
+    let mut answers = 0;
+    b.try_acquire_in_order(&waiters, &mut |_: usize, answer: crate::engine::Result<Acquired>| {
+        assert!(matches!(answer.unwrap(), Acquired::Held { .. }));
+        answers += 1;
+    })
+    .await;
+    assert_eq!(answers, 64);
+    let key = &holder.keys()[0];
+    assert_eq!(a.inspect(key).await.unwrap().unwrap().waiting, Some(64));
+    assert_eq!(a.list("", PAGE).await.unwrap()[0].waiting, Some(64));
+    assert_eq!(a.release(&holder, Duration::ZERO).await.unwrap(), Released::Freed);
+    for waiter in &waiters {
+        assert!(oldest(&a, waiter).await.is_owned_by(waiter.owner.as_str()));
+        granted(&b, waiter).await;
+        assert_eq!(b.release(waiter, Duration::ZERO).await.unwrap(), Released::Freed);
+    }
+    assert_eq!(a.inspect(key).await.unwrap(), None);
+}
+
+/// A claim of several names keeps its entries only as long as it makes attempts.
+#[tokio::test]
+async fn attempts_of_a_set_extend_its_entries() {
+    let Some([a, b]) = engines().await else { return };
+    let holder = claim("b", LONG);
+    granted(&a, &holder).await;
+    let ttl = Duration::from_millis(1500);
+    let keys = ["a", "b"].map(|name| Key::new(name).unwrap());
+    let mut set = Claim::new(
+        &keys,
+        OwnerToken::fresh(),
+        Ttl::clamped(ttl),
+        Arc::new(Process::current()),
+    );
+    set.waiting = true;
+    let started = Instant::now();
+    while started.elapsed() < 2 * ttl {
+        let Acquired::Held { key, retry_after } = b.try_acquire(&set).await.unwrap() else {
+            panic!("b is held")
+        };
+        assert_eq!(key, keys[1]);
+        assert!(
+            retry_after.unwrap() <= ttl / 3,
+            "so that the next attempt comes in time"
+        );
+        tokio::time::sleep(ttl / 5).await;
+    }
+    let probe = claim("a", LONG);
+    let mut probe = Claim::clone(&probe);
+    probe.waiting = false;
+    assert!(
+        matches!(a.try_acquire(&probe).await.unwrap(), Acquired::Held { .. }),
+        "it is reserved"
+    );
+    assert_eq!(a.inspect(&keys[0]).await.unwrap(), None, "it has no holder");
+    assert_eq!(a.list("", PAGE).await.unwrap().len(), 1);
+    let ended = Instant::now();
+    while !matches!(a.try_acquire(&probe).await.unwrap(), Acquired::Granted { .. }) {
+        assert!(
+            ended.elapsed() < Duration::from_secs(20),
+            "the set makes no attempts any more"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The entries of a process disappear with its etcd leases. What it released leaves nothing, and neither does a close.
+#[tokio::test]
+async fn a_closed_engine_leaves_no_etcd_lease_without_entries() {
+    let Some([a, b]) = engines().await else { return };
+    let (released, kept) = (claim("released", LONG), claim("kept", Duration::from_secs(3)));
+    granted(&a, &released).await;
+    let lease = oldest(&b, &released).await.kv.lease;
+    assert_eq!(a.release(&released, Duration::ZERO).await.unwrap(), Released::Freed);
+    granted(&a, &kept).await;
+    assert_eq!(a.release(&kept, Duration::from_secs(3)).await.unwrap(), Released::Freed);
+    a.close().await;
+    let stays = oldest(&b, &kept).await;
+    assert!(!stays.is_owned_by(kept.owner.as_str()));
+    let [of_released, of_kept] = [lease, stays.kv.lease];
+    assert_eq!(
+        b.core.time_to_live(of_released).await.unwrap(),
+        Some(Duration::ZERO),
+        "revoked"
+    );
+    assert!(b.core.time_to_live(of_kept).await.unwrap() > Some(Duration::ZERO));
+    assert!(a.try_acquire(&released).await.is_err(), "it is closed");
+}
