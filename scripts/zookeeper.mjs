@@ -124,8 +124,8 @@ export async function startZookeeper({ settings = {}, options = [], member } = {
 }
 
 /**
- * Starts an ensemble of three servers. `settings` and `options` are those of each. `address(from, to, port)` replaces the port at
- * which server `from` reaches the leader `to`, to have a proxy between them.
+ * Starts an ensemble of three servers. `settings` and `options` are those of each. `address(from, to, port)` replaces each of
+ * the two ports at which server `from` reaches server `to`, to have a proxy between them: that of a leader, and that of elections.
  *
  * @param {ZookeeperOptions & { address?: (from: number, to: number, port: number) => number | Promise<number> }} [options]
  */
@@ -135,8 +135,9 @@ export async function startZookeepers({ settings, options, address = (_from, _to
   const started = ids.map(async (id) => {
     const servers = ids.map(async (of) => {
       const { quorum, election } = ports[of - 1]
-      const seen = of === id ? quorum : await address(id, of, quorum)
-      return `server.${of}=127.0.0.1:${seen}:${election}`
+      const [data, votes] =
+        of === id ? [quorum, election] : await Promise.all([quorum, election].map((port) => address(id, of, port)))
+      return `server.${of}=127.0.0.1:${data}:${votes}`
     })
     return startZookeeper({
       settings: { tickTime: 2000, ...settings },

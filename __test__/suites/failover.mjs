@@ -27,7 +27,7 @@ export function failover(driver) {
         const keyPrefix = `test/${random()}/`
         const services = []
         const connect = async (url = cluster.url()) => {
-          services.push(await LockService.connect(url, { keyPrefix, storeTimeoutMs: 3000 }))
+          services.push(await LockService.connect(url, { keyPrefix, storeTimeoutMs: 3000, ...driver.service }))
           return services.at(-1)
         }
         try {

@@ -1,0 +1,80 @@
+// Three ZooKeeper servers for the suites of faults and failover: each reaches the others through proxies.
+import { locateZookeeper, modeOf, startZookeepers } from '../../scripts/zookeeper.mjs'
+import { startProxy } from '../proxy.mjs'
+import { sleep } from '../tools.mjs'
+
+class Cluster {
+  /** @type {Awaited<ReturnType<typeof startZookeepers>>['members']} */
+  members = []
+  /** @type {{ from: number, to: number, proxy: Awaited<ReturnType<typeof startProxy>>, isDown: boolean }[]} */
+  links = []
+
+  /** @param {Record<string, string | number>} settings */
+  async start(settings) {
+    const { members } = await startZookeepers({
+      settings,
+      address: async (from, to, port) => {
+        const proxy = await startProxy(port)
+        this.links.push({ from: from - 1, to: to - 1, proxy, isDown: false })
+        return proxy.port
+      },
+    })
+    this.members = members
+    return this
+  }
+
+  /** The URL of all servers, or of some. @param {number[]} indexes */
+  url(...indexes) {
+    const members = indexes.length > 0 ? indexes.map((index) => this.members[index]) : this.members
+    return `zookeeper://${members.map(({ port }) => `127.0.0.1:${port}`)}`
+  }
+
+  /** The index of the leader. Waits until there is one, and the servers that are asked follow it. */
+  async leader(among = [0, 1, 2]) {
+    for (;;) {
+      const modes = await Promise.all(among.map((index) => modeOf(this.members[index].port)))
+      const leader = modes.indexOf('leader')
+      if (leader >= 0 && modes.filter((mode) => mode === 'follower').length > 0) return among[leader]
+      await sleep(100)
+    }
+  }
+
+  /** The links of a server to the others, and theirs to it. @param {number} index */
+  linksOf(index) {
+    return this.links.filter(({ from, to }) => from === index || to === index)
+  }
+
+  /** Cuts a server off from the others: connections break, and new ones are refused. Its clients still reach it. @param {number} index */
+  async cutOff(index) {
+    for (const link of this.linksOf(index)) link.isDown = true
+    await Promise.all(this.linksOf(index).map(({ proxy }) => proxy.down()))
+  }
+
+  /** Nothing passes between two servers, and no connection breaks. @param {number} one @param {number} other */
+  silence(one, other) {
+    for (const { from, to, proxy } of this.linksOf(one)) if (from === other || to === other) proxy.freeze()
+  }
+
+  heal() {
+    for (const link of this.links) {
+      link.proxy.resume()
+      if (link.isDown) link.proxy.up().catch(() => {})
+      link.isDown = false
+    }
+  }
+
+  async stop() {
+    await Promise.all(this.members.map((member) => member.stop()))
+    await Promise.all(this.links.map(({ proxy }) => proxy.close()))
+  }
+}
+
+/** What the suites need of a store. */
+export const zookeeper = {
+  kind: 'zookeeper',
+  locate: locateZookeeper,
+  /** Starts three servers, which detect a broken link within 4 s. */
+  startCluster: (settings = {}) => new Cluster().start({ syncLimit: 2, ...settings }),
+  /** Leases last for 10 s without a renewal, so that they outlast an election on a busy machine. */
+  service: { sessionTimeoutMs: 20_000 },
+}
