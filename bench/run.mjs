@@ -21,13 +21,20 @@ import { plots } from './plot.mjs'
 import { compact, contenderVersions, tables } from './report.mjs'
 import { calls } from './sections/calls.mjs'
 import { footprint } from './sections/footprint.mjs'
-import { handoff, handoffEtcd, handoffMongodb, handoffMysql, handoffPostgres } from './sections/handoff.mjs'
-import { leases, leasesEtcd, leasesMysql, leasesPostgres } from './sections/leases.mjs'
+import {
+  handoff,
+  handoffEtcd,
+  handoffMongodb,
+  handoffMysql,
+  handoffPostgres,
+  handoffZookeeper,
+} from './sections/handoff.mjs'
+import { leases, leasesEtcd, leasesMysql, leasesPostgres, leasesZookeeper } from './sections/leases.mjs'
 import { rust } from './sections/rust.mjs'
 import { service } from './sections/service.mjs'
 import { contenderTable, summary } from './summary.mjs'
 
-const { postgres, mysql, etcd, ...others } = calls
+const { postgres, mysql, etcd, zookeeper, ...others } = calls
 /** The reports, by file, and the parts of each. */
 const REPORTS = {
   results: { title: 'Benchmark', parts: { ...others, service, footprint } },
@@ -44,6 +51,10 @@ const REPORTS = {
   'results-etcd': {
     title: 'etcd',
     parts: { etcd, 'handoff-etcd': handoffEtcd, 'leases-etcd': leasesEtcd },
+  },
+  'results-zookeeper': {
+    title: 'ZooKeeper',
+    parts: { zookeeper, 'handoff-zookeeper': handoffZookeeper, 'leases-zookeeper': leasesZookeeper },
   },
   'results-leases': { title: 'Held leases', parts: { leases } },
 }
@@ -115,6 +126,7 @@ const INTRO = {
     '',
   ],
   'results-etcd': [...METHOD, 'Every commit waits for the disk (one member, its defaults).', ''],
+  'results-zookeeper': [...METHOD, 'Every commit waits for the disk (one server).', ''],
   'results-postgres': [
     ...METHOD,
     'Every commit waits for the disk (`fsync` and `synchronous_commit` are on). An advisory lock is in the memory of the server and writes nothing.',

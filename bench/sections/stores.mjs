@@ -10,6 +10,8 @@ import { freePort, startMongod, startRedis } from '../../scripts/servers.mjs'
 import { startMongoReplicaSet, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
 import { openDelayProxy } from '../delay-proxy.mjs'
 import { EtcdProbe } from '../etcd-probe.mjs'
+import { startZookeeper } from '../../scripts/zookeeper.mjs'
+import { ZookeeperProbe } from '../zookeeper-probe.mjs'
 import { MysqlProbe } from '../mysql-probe.mjs'
 import { COUNTING, PostgresProbe } from '../postgres-probe.mjs'
 import { MongoProbe, RedisProbe } from '../probes.mjs'
@@ -194,6 +196,19 @@ export const mysqlTls = {
       const server = await startMariadb({ fsync: true, tls: { cert, key, ca } })
       return { server, url: server.url }
     }),
+}
+
+/** A ZooKeeper server whose commits wait for the disk. */
+export const zookeeper = {
+  contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'node-zookeeper-client', 'node-zookeeper-client-bare'],
+  floor: 'node-zookeeper-client-bare',
+  shares: true,
+  open: async ([server]) => new ZookeeperProbe(server),
+  async start() {
+    const options = ['-Dzookeeper.forceSync=yes', '-XX:TieredStopAtLevel=4', '-Xmx512m']
+    const server = await startZookeeper({ options })
+    return { target: targetOf(server), servers: [server], stop: () => server.stop() }
+  },
 }
 
 /** An etcd server whose commits wait for the disk. */
