@@ -76,5 +76,5 @@ export const zookeeper = {
   /** Starts three servers, which detect a broken link within 4 s. */
   startCluster: (settings = {}) => new Cluster().start({ syncLimit: 2, ...settings }),
   /** Leases last for 10 s without a renewal, so that they outlast an election on a busy machine. */
-  service: { sessionTimeoutMs: 20_000 },
+  service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },
 }

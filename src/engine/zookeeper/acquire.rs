@@ -63,7 +63,7 @@ impl Store {
             }
             let list = list?;
             let (names, stat) = list.children()?;
-            let children = Child::all(&names);
+            let children = self.children(key, &names);
             let mut found = Vec::with_capacity(claims.len());
             for (claim, created) in claims.iter().zip(created) {
                 if let Some(Err(failure)) = created {
@@ -104,7 +104,8 @@ impl Store {
         };
         let is_granted = children.first() == Some(first);
         let more: Vec<&Child> = mine.collect();
-        if !more.is_empty() {
+        let is_repeated = !more.is_empty();
+        if is_repeated {
             // The creation was a repeated one.
             for child in more {
                 self.delete_entry(key, child).await?;
@@ -122,7 +123,8 @@ impl Store {
         if known.is_some() {
             self.own.update(&claim.owner, |own| own.set_phase(phase));
         } else {
-            let version = if is_granted { 0 } else { -1 };
+            // The data of an entry that an earlier request has created may have changed.
+            let version = if is_repeated { -1 } else { 0 };
             let nodes = vec![Node {
                 key: key.clone(),
                 child: first.clone(),

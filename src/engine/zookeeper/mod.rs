@@ -19,12 +19,14 @@ mod sets;
 mod tests;
 mod watches;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::client::{Access, Client, Failure, Kind, Request, code};
@@ -67,6 +69,8 @@ struct Store {
     records: Ends<OwnerToken, ()>,
     /// Held while data of own entries is written, so that their versions are known.
     writes: tokio::sync::Mutex<()>,
+    /// The paths of the entries that are deleted in the background.
+    ending: Mutex<HashSet<String>>,
     /// The number of the last message that a mirror depends on.
     revision: AtomicU64,
     stall_detector: OnceLock<Arc<StallDetector>>,
@@ -90,6 +94,7 @@ impl ZookeeperEngine {
             ends: Ends::new(),
             records: Ends::new(),
             writes: tokio::sync::Mutex::default(),
+            ending: Mutex::default(),
             revision: AtomicU64::new(0),
             stall_detector: OnceLock::new(),
         });

@@ -38,12 +38,7 @@ impl Store {
         let synced = self.client.call(Request::sync("/"));
         let read = self.client.call(self.name_reads(keys));
         synced.await?;
-        let names = NameState::all(&read.await?.parts()?)?;
-        if names.len() == keys.len() {
-            Ok(names)
-        } else {
-            Err(Failure::Malformed)
-        }
+        self.name_states(keys, &read.await?.parts()?)
     }
 
     /// Reads the first entry of each name that `selects` selects. An entry that is deleted meanwhile is left out.

@@ -23,12 +23,30 @@ pub(super) struct NameState {
     pub folder: Option<Stat>,
 }
 
-impl NameState {
-    /// Reads the parts of [`name_reads`].
-    pub(super) fn all(parts: &[Part]) -> Answer<Vec<Self>> {
-        let state = |parts: &[Part]| match parts {
+impl Store {
+    /// Reads the entries of a folder, the oldest first.
+    ///
+    /// # Behavior
+    /// An entry that this engine deletes has no owner here: a new attempt of the same claim must not count on it.
+    pub(super) fn children(&self, key: &Key, names: &[String]) -> Vec<Child> {
+        let mut children = Child::all(names);
+        let ending = self.ending.lock();
+        for child in children.iter_mut().filter(|_| !ending.is_empty()) {
+            if ending.contains(&self.layout.entry(key, &child.name)) {
+                child.owner = None;
+            }
+        }
+        children
+    }
+
+    /// Reads the parts of [`Store::name_reads`].
+    pub(super) fn name_states(&self, keys: &[Key], parts: &[Part]) -> Answer<Vec<NameState>> {
+        if parts.len() != 2 * keys.len() {
+            return Err(Failure::Malformed);
+        }
+        let state = |(key, parts): (&Key, &[Part])| match parts {
             [Part::Children(names), Part::Data(_, stat)] => Ok(NameState {
-                children: Child::all(names),
+                children: self.children(key, names),
                 folder: Some(*stat),
             }),
             [Part::Failed(code::NO_NODE), _] | [_, Part::Failed(code::NO_NODE)] => Ok(NameState {
@@ -38,11 +56,9 @@ impl NameState {
             [Part::Failed(code), _] | [_, Part::Failed(code)] => Err(Failure::Refused(*code)),
             _ => Err(Failure::Malformed),
         };
-        parts.chunks(2).map(state).collect()
+        keys.iter().zip(parts.chunks(2)).map(state).collect()
     }
-}
 
-impl Store {
     /// Returns a read of the entries of several names at one point in time.
     pub(super) fn name_reads(&self, keys: &[Key]) -> Request {
         let reads = keys.iter().map(|key| self.layout.folder(key));
@@ -101,10 +117,7 @@ impl Store {
                 None => {}
             }
             let reply = read.await?;
-            let names = NameState::all(&reply.parts()?)?;
-            if names.len() != keys.len() {
-                return Err(Failure::Malformed);
-            }
+            let names = self.name_states(keys, &reply.parts()?)?;
             if self.delete_repeats(claim, &names).await?
                 && let Some(fence) = self.adopt(claim, claim.ttl).await?
             {

@@ -202,9 +202,18 @@ impl Store {
             }
         }
         self.forget(owner);
+        let paths = own
+            .nodes
+            .iter()
+            .map(|node| self.layout.entry(&node.key, &node.child.name));
+        let paths: Vec<String> = paths.collect();
+        self.ending.lock().extend(paths.iter().cloned());
         self.entries.wake(owner);
         let store = self.clone();
-        tokio::spawn(Box::pin(async move { store.delete(own).await }));
+        tokio::spawn(Box::pin(async move {
+            store.delete(own).await;
+            store.ending.lock().retain(|path| !paths.contains(path));
+        }));
     }
 
     /// Removes what this engine knows about a claim.
