@@ -4,9 +4,11 @@ import { startProxy } from '../proxy.mjs'
 import { sleep } from '../tools.mjs'
 
 class Cluster {
+  /** @type {Set<number>} The indexes of the servers that are cut off. */
+  #cut = new Set()
   /** @type {Awaited<ReturnType<typeof startZookeepers>>['members']} */
   members = []
-  /** @type {{ from: number, to: number, proxy: Awaited<ReturnType<typeof startProxy>>, isDown: boolean }[]} */
+  /** @type {{ from: number, to: number, proxy: Awaited<ReturnType<typeof startProxy>> }[]} */
   links = []
 
   /** @param {Record<string, string | number>} settings */
@@ -15,7 +17,7 @@ class Cluster {
       settings,
       address: async (from, to, port) => {
         const proxy = await startProxy(port)
-        this.links.push({ from: from - 1, to: to - 1, proxy, isDown: false })
+        this.links.push({ from: from - 1, to: to - 1, proxy })
         return proxy.port
       },
     })
@@ -46,7 +48,7 @@ class Cluster {
 
   /** Cuts a server off from the others: connections break, and new ones are refused. Its clients still reach it. @param {number} index */
   async cutOff(index) {
-    for (const link of this.linksOf(index)) link.isDown = true
+    this.#cut.add(index)
     await Promise.all(this.linksOf(index).map(({ proxy }) => proxy.down()))
   }
 
@@ -55,12 +57,16 @@ class Cluster {
     for (const { from, to, proxy } of this.linksOf(one)) if (from === other || to === other) proxy.freeze()
   }
 
+  /** A server that was cut off is restarted: otherwise the connections of its elections may not recover for a minute. */
   heal() {
-    for (const link of this.links) {
-      link.proxy.resume()
-      if (link.isDown) link.proxy.up().catch(() => {})
-      link.isDown = false
+    for (const { proxy } of this.links) proxy.resume()
+    for (const index of this.#cut) {
+      const links = this.linksOf(index).map(({ proxy }) => proxy.up())
+      Promise.all(links)
+        .then(() => this.members[index].restart())
+        .catch((error) => console.error(error))
     }
+    this.#cut.clear()
   }
 
   async stop() {
