@@ -1,9 +1,9 @@
 //! Until when the session certainly lasts.
 //!
 //! # Behavior
-//! Only the leader ends a session. A follower answers reads from its own memory, and reports the sessions with a recent
-//! request in its answers to the leader's pings, which arrive every half tick. (A session lasts at least two ticks, so half a tick is at most a quarter
-//! of its timeout.) So an answered read says nothing about the session. A chain of syncs, which go to the leader, does:
+//! Only the leader ends a session. A follower answers reads from its own memory, and reports the sessions with a recent request in its
+//! answers to the leader's pings, which arrive every half tick. (A session lasts at least two ticks, so half a tick is at most a
+//! quarter of its timeout.) So an answered read says nothing about the session. A chain of syncs, which go to the leader, does:
 //!
 //! - The answer to sync *j* has arrived: the follower knows that the session is alive.
 //! - Sync *k* was sent at least 0.3 of the timeout later, and is answered. On its way it has passed a ping of the leader that was
@@ -11,7 +11,13 @@
 //! - Sync *m* was sent after the answer to *k*, and is answered: that reply has reached the leader before *m*.
 //!
 //! So the leader knows that the session was alive after *j* was sent, and the session lasts for its timeout from then on, however long
-//! each message was on its way. 1 % and 2 ms are an allowance for clocks, as in [`Ttl::validity`](crate::model::Ttl::validity).
+//! each message was on its way.
+//!
+//! A leader that was deposed answers until it notices that, for some tick after the next one was elected, with which all sessions begin
+//! again. A chain is older than that. The answer to a session that moves to another connection may come from such a leader, so it counts
+//! for a quarter of the timeout less. (A new session is committed by a majority.)
+//!
+//! 1 % and 2 ms are an allowance for clocks, as in [`Ttl::validity`](crate::model::Ttl::validity).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,14 +36,15 @@ pub(super) struct Evidence {
 }
 
 impl Evidence {
-    /// Begins with the request that has opened the session or moved it, which the leader has answered. Returns the evidence, and
-    /// until when the session lasts.
-    pub(super) fn new(timeout: Duration, sent: Moment, answered: Moment) -> (Self, Moment) {
+    /// Begins with the request that has opened the session or moved it (`has_moved`), which the leader has answered. Returns the
+    /// evidence, and until when the session lasts.
+    pub(super) fn new(timeout: Duration, sent: Moment, answered: Moment, has_moved: bool) -> (Self, Moment) {
         let evidence = Evidence {
             timeout,
             syncs: VecDeque::from([(sent, answered)]),
         };
-        let until = evidence.end(sent);
+        let doubt = if has_moved { timeout / 4 } else { Duration::ZERO };
+        let until = evidence.end(sent) - doubt;
         (evidence, until)
     }
 
@@ -81,7 +88,7 @@ mod tests {
     #[test]
     fn half_of_the_timeout_always_remains() {
         for round_trip in [0, 1, 100, 300] {
-            let (mut evidence, mut until) = Evidence::new(T, at(0), at(round_trip));
+            let (mut evidence, mut until) = Evidence::new(T, at(0), at(round_trip), false);
             let interval = evidence.interval().as_millis() as u64;
             for index in 1..100 {
                 let (sent, answered) = (index * interval, index * interval + round_trip);
@@ -95,10 +102,23 @@ mod tests {
         }
     }
 
+    /// The leader may be a deposed one. A quarter of the timeout always remains.
+    #[test]
+    fn a_session_that_moves_counts_less() {
+        let (mut evidence, mut until) = Evidence::new(T, at(0), at(1), true);
+        assert_eq!(until, at(9898 - 2500));
+        for sent in (500..6000).step_by(500) {
+            assert!(until > at(sent + 1) + T / 4, "{sent}");
+            until = evidence
+                .answered(at(sent), at(sent + 1))
+                .map_or(until, |later| later.max(until));
+        }
+    }
+
     /// The syncs were stopped on their way for 5 s and arrived together: they say nothing about the time between.
     #[test]
     fn syncs_that_arrived_together_are_no_chain() {
-        let (mut evidence, until) = Evidence::new(T, at(0), at(1));
+        let (mut evidence, until) = Evidence::new(T, at(0), at(1), false);
         assert_eq!(until, at(9898));
         let late: Vec<_> = (1..10)
             .map(|index| evidence.answered(at(500 * index), at(5000)))
@@ -113,7 +133,7 @@ mod tests {
     /// The rule of reads, where any answer counts, believed in a session that the leader had ended.
     #[test]
     fn one_answer_is_no_evidence() {
-        let (mut evidence, _) = Evidence::new(T, at(0), at(1));
+        let (mut evidence, _) = Evidence::new(T, at(0), at(1), false);
         assert_eq!(evidence.answered(at(2000), at(2001)), None);
         assert_eq!(evidence.answered(at(2500), at(2501)), None);
         assert_eq!(evidence.answered(at(3010), at(3011)), None);

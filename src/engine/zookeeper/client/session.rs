@@ -154,7 +154,8 @@ impl Session {
             sent,
             answered,
         } = connection;
-        let (evidence, until) = Evidence::new(timeout, sent, answered);
+        let has_moved = self.key.id == session.id;
+        let (evidence, until) = Evidence::new(timeout, sent, answered, has_moved);
         self.key = session;
         let state = SessionState {
             id: self.key.id,
