@@ -25,7 +25,7 @@ describe('zookeeper: three servers', () => {
       const services = []
       /** @type {Connect} */
       const connect = async (indexes, options) => {
-        const service = await LockService.connect(cluster?.url(...indexes), {
+        const service = await LockService.connect(String(cluster?.url(...indexes)), {
           connectMs: 20_000,
           keyPrefix,
           ...options,
