@@ -129,7 +129,7 @@ export async function startZookeeper({ settings = {}, options = [], member } = {
  *
  * @param {ZookeeperOptions & { address?: (from: number, to: number, port: number) => number | Promise<number> }} [options]
  */
-export async function startZookeepers({ settings, options, address = (_from, _to, port) => port } = {}) {
+export async function startZookeepers({ settings, options = [], address = (_from, _to, port) => port } = {}) {
   const ids = [1, 2, 3]
   const ports = await Promise.all(ids.map(async () => ({ quorum: await freePort(), election: await freePort() })))
   const started = ids.map(async (id) => {
@@ -139,9 +139,11 @@ export async function startZookeepers({ settings, options, address = (_from, _to
         of === id ? [quorum, election] : await Promise.all([quorum, election].map((port) => address(id, of, port)))
       return `server.${of}=127.0.0.1:${data}:${votes}`
     })
+    // Otherwise a vote that was lost is repeated after up to a minute.
+    const java = ['-Dzookeeper.fastleader.maxNotificationInterval=500', ...options]
     return startZookeeper({
       settings: { tickTime: 2000, ...settings },
-      options,
+      options: java,
       member: { id, servers: await Promise.all(servers) },
     })
   })
