@@ -1,4 +1,5 @@
 // Three ZooKeeper servers for the suites of faults and failover: each reaches the others through proxies.
+import { readFile } from 'node:fs/promises'
 import { locateZookeeper, modeOf, startZookeepers } from '../../scripts/zookeeper.mjs'
 import { startProxy } from '../proxy.mjs'
 import { sleep } from '../tools.mjs'
@@ -8,21 +9,41 @@ class Cluster {
   #cut = new Set()
   /** @type {Awaited<ReturnType<typeof startZookeepers>>['members']} */
   members = []
-  /** @type {{ from: number, to: number, proxy: Awaited<ReturnType<typeof startProxy>> }[]} */
+  /** @type {{ from: number, to: number, port: number, proxy: Awaited<ReturnType<typeof startProxy>>, isUp: boolean, isBusy: boolean }[]} */
   links = []
+  /** @type {NodeJS.Timeout | undefined} */
+  #timer
 
   /** @param {Record<string, string | number>} settings */
   async start(settings) {
+    this.#timer = setInterval(() => this.#mirror(), 50).unref()
     const { members } = await startZookeepers({
       settings,
       address: async (from, to, port) => {
         const proxy = await startProxy(port)
-        this.links.push({ from: from - 1, to: to - 1, proxy })
+        this.links.push({ from: from - 1, to: to - 1, port, proxy, isUp: true, isBusy: false })
         return proxy.port
       },
     })
     this.members = members
     return this
+  }
+
+  /** Makes each proxy listen while its server does, and is not cut off: a follower retries a connection that is refused. */
+  async #mirror() {
+    const tables = await Promise.all(
+      ['tcp', 'tcp6'].map((name) => readFile(`/proc/net/${name}`, 'utf8').catch(() => '')),
+    )
+    const listening = new Set(
+      [...tables.join('\n').matchAll(/^ *\d+: \w+:(\w{4}) \w+:0000 0A/gm)].map(([, port]) => parseInt(port, 16)),
+    )
+    for (const link of this.links) {
+      const isUp = listening.has(link.port) && !this.#cut.has(link.from) && !this.#cut.has(link.to)
+      if (link.isBusy || isUp === link.isUp) continue
+      Object.assign(link, { isUp, isBusy: true })
+      const changed = isUp ? link.proxy.up() : link.proxy.down()
+      changed.catch(() => {}).finally(() => (link.isBusy = false))
+    }
   }
 
   /** The URL of all servers, or of some. @param {number[]} indexes */
@@ -49,7 +70,7 @@ class Cluster {
   /** Cuts a server off from the others: connections break, and new ones are refused. Its clients still reach it. @param {number} index */
   async cutOff(index) {
     this.#cut.add(index)
-    await Promise.all(this.linksOf(index).map(({ proxy }) => proxy.down()))
+    while (this.linksOf(index).some(({ isUp, isBusy }) => isUp || isBusy)) await sleep(10)
   }
 
   /** Nothing passes between two servers, and no connection breaks. @param {number} one @param {number} other */
@@ -59,11 +80,11 @@ class Cluster {
 
   heal() {
     for (const { proxy } of this.links) proxy.resume()
-    for (const index of this.#cut) for (const { proxy } of this.linksOf(index)) proxy.up().catch(console.error)
     this.#cut.clear()
   }
 
   async stop() {
+    clearInterval(this.#timer)
     await Promise.all(this.members.map((member) => member.stop()))
     await Promise.all(this.links.map(({ proxy }) => proxy.close()))
   }
@@ -73,10 +94,7 @@ class Cluster {
 export const zookeeper = {
   kind: 'zookeeper',
   locate: locateZookeeper,
-  /**
-   * Starts three servers, which detect a broken link within 4 s. A proxy accepts the connection to a leader that does not listen yet, so that the
-   * follower votes again while the leader waits for it: for 4 s here.
-   */
+  /** Starts three servers, which detect a broken link within 4 s. */
   startCluster: (settings = {}) => new Cluster().start({ syncLimit: 2, initLimit: 2, ...settings }),
   /** Leases last for 10 s without a renewal, so that they outlast an election on a busy machine. */
   service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },
