@@ -101,6 +101,11 @@ impl Status {
         self.is(&[NOT_FOUND], "lease")
     }
 
+    /// Whether the store is full, so that it refuses every transaction.
+    pub(in crate::engine::etcd) fn is_full(&self) -> bool {
+        self.is(&[RESOURCE_EXHAUSTED], "space exceeded")
+    }
+
     /// Whether the same request may succeed later.
     pub(super) fn is_passing(&self) -> bool {
         const PASSING: [u32; 9] = [
@@ -124,7 +129,7 @@ impl Status {
     /// Returns what to do, if that is known.
     fn advice(&self) -> Option<&'static str> {
         let of = |codes: &[u32], text| self.is(codes, text);
-        if of(&[RESOURCE_EXHAUSTED], "space exceeded") {
+        if self.is_full() {
             return Some(
                 "compact and defragment the members or raise --quota-backend-bytes, then run etcdctl alarm disarm",
             );

@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 
 use super::super::client::Outcome;
-use super::super::client::messages::KeyValue;
+use super::super::client::messages::{KeyValue, RangeResponse};
 use super::super::core::{Core, Slot};
 use super::super::entry::{Record, Stored, fence};
 use super::super::leases::{Class, Lease};
@@ -113,9 +113,24 @@ impl Core {
         let compare = entries().map(|(key, revision)| is_unchanged(key.clone(), *revision));
         let reads = entries().map(|(key, _)| get(key.clone()));
         let request = txn(compare.collect(), Vec::new(), reads.collect());
-        let (kept, answer) = join(keeping, self.txn(&request)).await;
+        let reading = async {
+            match self.txn(&request).await {
+                // Reads are answered all the same.
+                Err(failure) if failure.status.is_full() => {
+                    let keys: Vec<Vec<u8>> = entries().map(|(key, _)| key.clone()).collect();
+                    let read = join_all(keys.into_iter().map(|key| self.read(key))).await;
+                    let read: Outcome<Vec<RangeResponse>> = read.into_iter().collect();
+                    read.map(|read| (false, read))
+                }
+                answer => answer.map(|answer| {
+                    let read = answer.responses.into_iter().map(|read| range_of(Some(read)));
+                    (answer.succeeded, read.collect())
+                }),
+            }
+        };
+        let (kept, answer) = join(keeping, reading).await;
         let failure = kept.into_iter().find_map(Outcome::err);
-        let mut answer = match answer {
+        let (are_same, read) = match answer {
             Ok(answer) => answer,
             Err(failure) => {
                 return chunk
@@ -124,13 +139,13 @@ impl Core {
                     .collect();
             }
         };
-        let mut read = answer.responses.drain(..);
+        let mut read = read.into_iter();
         let mut renewed = Vec::with_capacity(chunk.len());
         for checked in &chunk {
             let mut is_same = true;
             for (_, revision) in &checked.entries {
-                let kv = range_of(read.next()).kvs.pop();
-                is_same &= answer.succeeded || kv.is_some_and(|kv| kv.mod_revision == *revision);
+                let kv = read.next().and_then(|mut read| read.kvs.pop());
+                is_same &= are_same || kv.is_some_and(|kv| kv.mod_revision == *revision);
             }
             let end = began + checked.ttl.duration();
             let is_kept = checked.leases.iter().all(|lease| lease.ends() >= end);
