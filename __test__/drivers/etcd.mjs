@@ -13,7 +13,8 @@ const run = promisify(execFile)
 async function owns(pid, { remotePort = 0, localPort = 0 }) {
   const hex = (/** @type {number} */ port) => `:${port.toString(16).toUpperCase().padStart(4, '0')}`
   const lines = (await readFile('/proc/net/tcp', 'utf8')).split('\n').map((line) => line.trim().split(/\s+/))
-  const isIt = (/** @type {string[]} */ [, local, remote]) => local?.endsWith(hex(remotePort)) && remote?.endsWith(hex(localPort))
+  const isIt = (/** @type {string[]} */ [, local, remote]) =>
+    local?.endsWith(hex(remotePort)) && remote?.endsWith(hex(localPort))
   // A connection that has ended has the inode 0.
   const inodes = lines.filter((fields) => isIt(fields) && fields[9] !== '0').map((fields) => `socket:[${fields[9]}]`)
   const links = (await readdir(`/proc/${pid}/fd`)).map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => ''))
