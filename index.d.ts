@@ -186,13 +186,13 @@ export interface WatchOptions {
 }
 
 /**
- * TLS settings for `rediss://`, and for MongoDB, PostgreSQL and MySQL with TLS: PEM as text, or paths of PEM files, which are read for
+ * TLS settings for `rediss://` and `etcds://`, and for MongoDB, PostgreSQL and MySQL with TLS: PEM as text, or paths of PEM files, which are read for
  * each connection.
  */
 export interface TlsOptions {
   /**
-   * The certificate authorities to trust, as PEM text: on MySQL and MariaDB in addition to the system's, on Redis and PostgreSQL instead
-   * of the system's, on MongoDB instead of Mozilla's list.
+   * The certificate authorities to trust, as PEM text: on MySQL and MariaDB in addition to the system's, on Redis, PostgreSQL and etcd
+   * instead of the system's, on MongoDB instead of Mozilla's list.
    */
   ca?: string | undefined
   /** The path of the file with `ca`. */
@@ -203,7 +203,7 @@ export interface TlsOptions {
   certFile?: string | undefined
   /** The client's private key, as PEM text. Without it, the key is expected together with the certificate. */
   key?: string | undefined
-  /** The path of the file with `key` (Redis, PostgreSQL, MySQL). */
+  /** The path of the file with `key` (Redis, PostgreSQL, MySQL, etcd). */
   keyFile?: string | undefined
   /**
    * The host name in the certificate of the server, if it is not the host of the URL (Redis). Sentinels are expected to have it as well.
@@ -247,11 +247,11 @@ export interface ConnectOptions {
    * @default 0
    */
   database?: number | undefined
-  /** The user name for Redis, MongoDB, PostgreSQL or MySQL. The URL must not have a login then. */
+  /** The user name for Redis, MongoDB, PostgreSQL, MySQL or etcd. The URL must not have a login then. */
   username?: string | undefined
   /**
-   * The password for Redis, MongoDB, PostgreSQL or MySQL, not percent-encoded; for Redis and PostgreSQL also a function that returns it,
-   * which is called like `credentials`. The URL may have the user name.
+   * The password for Redis, MongoDB, PostgreSQL, MySQL or etcd, not percent-encoded; for Redis and PostgreSQL also a function that returns
+   * it, which is called like `credentials`. The URL may have the user name.
    */
   password?: string | (() => string | Promise<string>) | undefined
   /**
@@ -281,7 +281,7 @@ export interface ConnectOptions {
   lazy?: boolean | undefined
   /**
    * The prefix of every name in the store: at most 512 bytes, may be empty.
-   * @default 'lock:' on Redis, '' elsewhere
+   * @default 'lock:' on Redis, 'holdfast/' on etcd, '' elsewhere
    */
   keyPrefix?: string | undefined
   /**

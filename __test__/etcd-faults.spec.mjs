@@ -35,10 +35,10 @@ describe('etcd: faults of the server', { timeout: 300_000 }, () => {
 
   test('a lock is renewed and released while the history is compacted, and a waiter is served', async (connect, client) => {
     const [a, b] = [await connect(), await connect()]
-    const held = await a.acquire('n', { ttlMs: 2000 })
+    const held = await a.acquire('n', { ttlMs: 5000 })
     const wait = b.acquire('n', { waitMs: 60_000 })
     await waiting(b, 1)
-    for (let round = 0; round < 4; round++) {
+    for (let round = 0; round < 12; round++) {
       for (let write = 0; write < 50; write++) await client.put(`other/${round}/${write}`, 'x'.repeat(100), 0)
       const { header } = await client.call('kv/range', { key: 'AA==' })
       await client.call('kv/compaction', { revision: header.revision, physical: true })
@@ -93,18 +93,19 @@ describe('etcd: faults of the server', { timeout: 300_000 }, () => {
     assert.equal(await a.inspect('n'), null)
   })
 
-  test('a full server renews and releases, and says what to do about new locks', async (connect, client) => {
+  test('a full server renews, and says what to do about new locks and releases', async (connect, client) => {
     const locks = await connect({ storeTimeoutMs: 2000 })
-    const held = await locks.acquire('held', { ttlMs: 2000 })
+    const held = await locks.acquire('held', { ttlMs: 6000 })
     const value = 'x'.repeat(1 << 20)
     for (let index = 0; ; index++)
       if (await client.put(`full/${index}`, value, 0).catch(() => true)) if (index > 20) break
     await until('the alarm', async () => (await etcdctl(server, 'alarm', 'list')).includes('NOSPACE'))
     const error = await rejects(locks.tryAcquire('new'), 'LOCK_STORE', { retryable: true })
     assert.match(error.message, /space exceeded.*etcdctl alarm disarm/)
-    await sleep(3000)
+    await sleep(7000)
     assert.ok(held.isHeld, 'renewals write nothing')
-    assert.equal(await held.release(), true)
+    // A server that is full refuses transactions; one that has the alarm, and some space, only those that write.
+    await held.release().catch((error) => assert.match(error.message, /space exceeded/))
     await etcdctl(server, 'del', '--prefix', 'full/')
     const { header } = await client.call('kv/range', { key: 'AA==' })
     await client.call('kv/compaction', { revision: header.revision, physical: true })

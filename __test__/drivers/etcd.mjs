@@ -9,13 +9,16 @@ import { sleep } from '../tools.mjs'
 
 const run = promisify(execFile)
 
-/** Returns whether a process has the client's end of a connection. Only Linux shows that. */
-async function owns(pid, port) {
-  const hex = port.toString(16).toUpperCase().padStart(4, '0')
+/** Returns whether a process has the other end of a connection. Only Linux shows that. */
+async function owns(pid, { remotePort = 0, localPort = 0 }) {
+  const hex = (/** @type {number} */ port) => `:${port.toString(16).toUpperCase().padStart(4, '0')}`
   const lines = (await readFile('/proc/net/tcp', 'utf8')).split('\n').map((line) => line.trim().split(/\s+/))
-  const inode = lines.find((fields) => fields[1]?.endsWith(`:${hex}`))?.[9]
+  const isIt = (/** @type {string[]} */ [, local, remote]) =>
+    local?.endsWith(hex(remotePort)) && remote?.endsWith(hex(localPort))
+  // A connection that has ended has the inode 0.
+  const inodes = lines.filter((fields) => isIt(fields) && fields[9] !== '0').map((fields) => `socket:[${fields[9]}]`)
   const links = (await readdir(`/proc/${pid}/fd`)).map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => ''))
-  return (await Promise.all(links)).includes(`socket:[${inode}]`)
+  return (await Promise.all(links)).some((link) => inodes.includes(link))
 }
 
 class Cluster {
@@ -59,7 +62,7 @@ class Cluster {
 
   async #isCut(to, client) {
     for (const index of this.#cut) {
-      if (to === index || (await owns(this.members[index].pid, client.remotePort ?? 0).catch(() => true))) return true
+      if (to === index || (await owns(this.members[index].pid, client).catch(() => true))) return true
     }
     return false
   }

@@ -94,7 +94,9 @@ export function failover(driver) {
         const wait = b.acquire('n', { waitMs: 60_000 })
         await until('a waiter', async () => (await b.inspect('n').catch(() => null))?.waiting === 1)
         await cluster.cutOff(cut)
-        const next = await wait
+        const next = await wait.catch((error) => {
+          throw new Error(`the member is ${held.isHeld ? 'not ' : ''}cut off`, { cause: error })
+        })
         const grantedAt = performance.now()
         assert.ok(!held.isHeld && lostAt <= grantedAt, `lost ${lostAt}, granted ${grantedAt}`)
         assert.ok(next.fencingToken > held.fencingToken)

@@ -88,10 +88,10 @@ export function security(driver) {
       const url = driver.url({ ...users, login: `app:${encodeURIComponent(PASSWORD)}` })
       const connect = () => LockService.connect(url, { keyPrefix: 'test/' })
       const [a, b] = [await connect(), await connect()]
-      const lock = await a.acquire('long', { ttlMs: 2000 })
+      const lock = await a.acquire('long', { ttlMs: 9000 })
       const wait = b.acquire('long', { waitMs: 60_000 })
-      // Tokens expire after 2 s without use; the service makes no calls in between.
-      await sleep(7000)
+      // Tokens expire after 2 s without use, and a renewal comes every 3 s.
+      await sleep(10_000)
       assert.ok(lock.isHeld)
       assert.equal(await lock.release(), true)
       const next = await wait

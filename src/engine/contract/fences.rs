@@ -15,7 +15,7 @@ pub(crate) async fn fencing_tokens_grow_with_each_grant(s: Stores) {
     release(&s.a, &released).await;
     let expiring = claim(&["n"], Duration::from_millis(40));
     grows(acquire(&s.b, &expiring).await, "after a release");
-    sleep(Duration::from_millis(70)).await;
+    expiry(&s, Duration::from_millis(70)).await;
     grows(acquire(&s.a, &claim(&["n"], LONG)).await, "after an expiry");
     s.b.force_release(&key("n")).await.unwrap();
     let set = claim(&["m", "n"], LONG);
@@ -24,7 +24,7 @@ pub(crate) async fn fencing_tokens_grow_with_each_grant(s: Stores) {
     let kept = claim(&["n"], LONG);
     grows(acquire(&s.a, &kept).await, "after a set");
     s.a.release(&kept, Duration::from_millis(40)).await.unwrap();
-    sleep(Duration::from_millis(70)).await;
+    expiry(&s, Duration::from_millis(70)).await;
     grows(acquire(&s.b, &claim(&["n"], SHORT)).await, "after a kept release");
 }
 

@@ -37,7 +37,7 @@ pub(crate) async fn an_expired_name_is_free_at_once(s: Stores) {
     acquire(&s.a, &first).await;
     let granted = Instant::now();
     busy(&s.b, &second).await;
-    sleep(SHORT + Duration::from_millis(30)).await;
+    expiry(&s, SHORT + Duration::from_millis(30)).await;
     acquire(&s.b, &second).await;
     assert!(
         granted.elapsed() < SHORT + Duration::from_secs(20),
@@ -88,7 +88,7 @@ pub(crate) async fn renewal_extends_and_never_shortens(s: Stores) {
 pub(crate) async fn renewal_never_recreates_a_lock(s: Stores) {
     let expired = claim(&["n"], Duration::from_millis(60));
     acquire(&s.a, &expired).await;
-    sleep(Duration::from_millis(90)).await;
+    expiry(&s, Duration::from_millis(90)).await;
     assert_eq!(s.a.renew(&expired, Ttl::clamped(LONG)).await.unwrap(), Renewed::Lost);
     assert_eq!(s.b.inspect(&key("n")).await.unwrap(), None);
 
@@ -105,7 +105,7 @@ pub(crate) async fn renewal_never_recreates_a_lock(s: Stores) {
 pub(crate) async fn a_former_holder_cannot_change_its_successors_lease(s: Stores) {
     let (stale, successor) = (claim(&["n"], Duration::from_millis(60)), claim(&["n"], LONG));
     acquire(&s.a, &stale).await;
-    sleep(Duration::from_millis(90)).await;
+    expiry(&s, Duration::from_millis(90)).await;
     let fence = acquire(&s.b, &successor).await;
     assert_eq!(release(&s.a, &stale).await, Released::NotHeld);
     assert_eq!(s.a.renew(&stale, stale.ttl).await.unwrap(), Renewed::Lost);

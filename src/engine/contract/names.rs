@@ -11,7 +11,7 @@ pub(crate) async fn force_release_releases_any_owner(s: Stores) {
     assert!(s.b.force_release(&key("n")).await.unwrap());
     assert_eq!(s.a.inspect(&key("n")).await.unwrap(), None);
     acquire(&s.b, &claim(&["n"], Duration::from_millis(30))).await;
-    sleep(Duration::from_millis(50)).await;
+    expiry(&s, Duration::from_millis(50)).await;
     assert!(
         !s.a.force_release(&key("n")).await.unwrap(),
         "an expired lock is not held"
@@ -117,7 +117,7 @@ pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
     }
     let short = claim(&["a*gone"], Duration::from_millis(30));
     acquire(&s.a, &short).await;
-    sleep(Duration::from_millis(60)).await;
+    expiry(&s, Duration::from_millis(60)).await;
     let listed = |prefix: &'static str| {
         let b = s.b.clone();
         async move {
@@ -237,6 +237,6 @@ pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
         busy(&s.b, &claim(&["n"], LONG)).await;
     }
     // The time counts from when the store executed the release. The last node of a quorum may do so a little later.
-    sleep(SHORT.saturating_sub(kept.elapsed()) + Duration::from_millis(100)).await;
+    expiry(&s, SHORT.saturating_sub(kept.elapsed()) + Duration::from_millis(100)).await;
     acquire(&s.b, &claim(&["n", "m"], SHORT)).await;
 }

@@ -55,7 +55,7 @@ pub(crate) async fn a_dead_waiter_is_skipped(s: Stores) {
     let started = Instant::now();
     let (_, retry_after) = busy(&s.a, &next).await;
     assert!(retry_after.unwrap() <= SHORT, "{retry_after:?}");
-    sleep(SHORT + Duration::from_millis(50)).await;
+    expiry(&s, SHORT + Duration::from_millis(50)).await;
     acquire(&s.a, &next).await;
     assert!(started.elapsed() < Duration::from_secs(20));
     // Elsewhere the process of a waiter keeps its positions alive.
@@ -75,7 +75,7 @@ pub(crate) async fn a_slow_waiter_keeps_its_position(s: Stores) {
     busy(&s.b, &slow).await;
     busy(&s.a, &next).await;
     release(&s.a, &holder).await;
-    sleep(SHORT + Duration::from_millis(50)).await;
+    expiry(&s, SHORT + Duration::from_millis(50)).await;
     acquire(&s.a, &next).await;
     let late = waiting(&["n"], LONG);
     busy(&s.a, &late).await;
@@ -171,7 +171,7 @@ pub(crate) async fn a_set_does_not_overtake_the_waiters_of_its_names(s: Stores) 
     let first = waiting(&["{s}a"], LONG);
     busy(&s.b, &first).await;
     let set = waiting(&["{s}a", "{s}b"], LONG);
-    sleep(Duration::from_millis(301)).await;
+    expiry(&s, Duration::from_millis(301)).await;
     busy(&s.a, &set).await;
     acquire(&s.b, &first).await;
     release(&s.b, &first).await;
@@ -242,7 +242,7 @@ pub(crate) async fn names_that_a_set_keeps_are_free_after_it(s: Stores) {
     release(&s.a, &on_a).await;
     assert_eq!(busy(&s.b, &dead).await.0, key("{s}b"));
     busy(&s.a, &on_a).await;
-    sleep(SHORT + Duration::from_millis(50)).await;
+    expiry(&s, SHORT + Duration::from_millis(50)).await;
     acquire(&s.a, &on_a).await;
 }
 

@@ -106,7 +106,7 @@ pub(crate) async fn renewals_of_one_call_have_different_ttls(s: Stores) {
     for ours in [&long, &short, &expired] {
         acquire(&s.a, ours).await;
     }
-    sleep(Duration::from_millis(90)).await;
+    expiry(&s, Duration::from_millis(90)).await;
     let wanted = [(&long, SHORT), (&expired, LONG), (&short, 4 * LONG)];
     use Renewed::{Extended, Lost};
     assert_eq!(renew_all(&s.a, &wanted).await, [Extended, Lost, Extended]);

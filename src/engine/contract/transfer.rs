@@ -138,7 +138,7 @@ pub(crate) async fn a_transfer_of_a_lost_lease_changes_nothing(s: Stores) {
 
     let expired = claim(&["n"], Duration::from_millis(40));
     acquire(&s.a, &expired).await;
-    sleep(Duration::from_millis(70)).await;
+    expiry(&s, Duration::from_millis(70)).await;
     assert_eq!(s.b.transfer(&expired, &to).await.unwrap(), Renewed::Lost);
     assert_eq!(s.b.inspect(&key("n")).await.unwrap(), None, "nothing is re-created");
 

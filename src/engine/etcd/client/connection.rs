@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
@@ -39,6 +40,8 @@ pub(super) struct State {
     requests: Mutex<Requests>,
     /// There are requests.
     pub begun: Notify,
+    /// It was closed because the server did not answer.
+    pub is_silent: AtomicBool,
 }
 
 /// The requests without an answer, with the times of their sending.
@@ -88,6 +91,7 @@ impl Connection {
             closed: CancellationToken::new(),
             requests: Mutex::default(),
             begun: Notify::new(),
+            is_silent: AtomicBool::new(false),
         });
         let closed = state.closed.clone();
         let driver = async move {
@@ -174,10 +178,16 @@ impl Connection {
         let is_continued = unanswered.is_some();
         let answer = async move {
             let _guards = (unanswered, sent);
-            tokio::select! {
+            let answer = tokio::select! {
                 biased;
                 answer = read_answer(answer) => answer,
                 () = connection.state.closed.cancelled() => Err(closed()),
+            };
+            match answer {
+                Err(Status::Broken(_)) if connection.state.is_silent.load(Relaxed) => {
+                    Err(Status::Broken("the server did not answer".into()))
+                }
+                answer => answer,
             }
         };
         Continued {
@@ -338,5 +348,5 @@ fn broken(error: &h2::Error) -> Status {
 }
 
 fn closed() -> Status {
-    Status::Broken("the connection was closed, because the server did not answer".into())
+    Status::Broken("the connection was closed".into())
 }

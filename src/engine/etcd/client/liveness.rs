@@ -1,6 +1,7 @@
 //! Detects a member that does not answer.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -64,6 +65,7 @@ pub(super) async fn close_when_silent(
         }
         let is_stuck = age >= SILENCE && std::mem::replace(&mut is_suspect, age >= SILENCE) && !is_alone;
         if !is_answered || is_stuck {
+            state.is_silent.store(true, Relaxed);
             tracing::debug!(is_answered, "a member of etcd does not answer");
             break;
         }

@@ -219,6 +219,8 @@ impl Client {
                 .is_some_and(|current| Arc::ptr_eq(current, connection));
             if is_current && (servers.len() > 1 || matches!(status, Status::Broken(_))) {
                 state.current = None;
+                // Also for the watches: nothing would detect that a connection without requests is dead.
+                connection.close();
                 let index = servers.iter().position(|server| *server == connection.server);
                 state.first = index.unwrap_or_default() + 1;
             }

@@ -5,6 +5,8 @@ use std::fmt;
 use http::HeaderMap;
 
 /// Codes of gRPC (<https://grpc.github.io/grpc/core/md_doc_statuscodes.html>).
+const CANCELLED: u32 = 1;
+const UNKNOWN: u32 = 2;
 const INVALID_ARGUMENT: u32 = 3;
 const DEADLINE_EXCEEDED: u32 = 4;
 const NOT_FOUND: u32 = 5;
@@ -12,6 +14,7 @@ const PERMISSION_DENIED: u32 = 7;
 const RESOURCE_EXHAUSTED: u32 = 8;
 const FAILED_PRECONDITION: u32 = 9;
 const ABORTED: u32 = 10;
+const OUT_OF_RANGE: u32 = 11;
 const INTERNAL: u32 = 13;
 const UNAVAILABLE: u32 = 14;
 const UNAUTHENTICATED: u32 = 16;
@@ -98,9 +101,17 @@ impl Status {
         self.is(&[NOT_FOUND], "lease")
     }
 
+    /// Whether the store is full, so that it refuses every transaction.
+    pub(in crate::engine::etcd) fn is_full(&self) -> bool {
+        self.is(&[RESOURCE_EXHAUSTED], "space exceeded")
+    }
+
     /// Whether the same request may succeed later.
     pub(super) fn is_passing(&self) -> bool {
-        const PASSING: [u32; 6] = [
+        const PASSING: [u32; 9] = [
+            CANCELLED,
+            UNKNOWN,
+            OUT_OF_RANGE,
             DEADLINE_EXCEEDED,
             RESOURCE_EXHAUSTED,
             ABORTED,
@@ -118,7 +129,7 @@ impl Status {
     /// Returns what to do, if that is known.
     fn advice(&self) -> Option<&'static str> {
         let of = |codes: &[u32], text| self.is(codes, text);
-        if of(&[RESOURCE_EXHAUSTED], "space exceeded") {
+        if self.is_full() {
             return Some(
                 "compact and defragment the members or raise --quota-backend-bytes, then run etcdctl alarm disarm",
             );
@@ -169,6 +180,8 @@ mod tests {
             ("16", "etcdserver: invalid auth token"),
             ("3", "etcdserver: revision of auth store is old"),
             ("5", "etcdserver: requested lease not found"),
+            ("11", "etcdserver: mvcc: required revision has been compacted"),
+            ("2", "context canceled"),
             ("x", "not a number"),
         ] {
             assert!(status(code, message).is_passing(), "{message}");

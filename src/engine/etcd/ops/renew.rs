@@ -4,7 +4,6 @@
 //! process wrote them. Everything else reads the entries and writes them again: a longer ttl than that of the record, the first
 //! renewal after a hand-off, a lease of another process.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::future::{join, join_all};
@@ -12,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 
 use super::super::client::Outcome;
-use super::super::client::messages::KeyValue;
+use super::super::client::messages::{KeyValue, RangeResponse};
 use super::super::core::{Core, Slot};
 use super::super::entry::{Record, Stored, fence};
 use super::super::leases::{Class, Lease};
@@ -99,24 +98,39 @@ impl Core {
         renewals: &[Renewal<'_>],
         began: Moment,
     ) -> Vec<(usize, Outcome<Renewed>)> {
-        let mut ends: HashMap<i64, (Arc<Lease>, Moment)> = HashMap::new();
-        for checked in &chunk {
-            let end = began + checked.ttl.duration();
-            for lease in &checked.leases {
-                let (_, last) = ends.entry(lease.id).or_insert_with(|| (lease.clone(), end));
-                *last = end.max(*last);
-            }
-        }
-        let keeping = join_all(ends.into_values().map(|(lease, end)| async move {
-            let kept = self.leases.keep_until(&lease, end).await;
-            (lease.id, kept)
-        }));
+        let ends: Vec<(&Arc<Lease>, Moment)> = chunk
+            .iter()
+            .flat_map(|checked| {
+                checked
+                    .leases
+                    .iter()
+                    .map(|lease| (lease, began + checked.ttl.duration()))
+            })
+            .collect();
+        // One request of a lease is enough for all.
+        let keeping = join_all(ends.iter().map(|(lease, end)| self.leases.keep_until(lease, *end)));
         let entries = || chunk.iter().flat_map(|checked| &checked.entries);
         let compare = entries().map(|(key, revision)| is_unchanged(key.clone(), *revision));
         let reads = entries().map(|(key, _)| get(key.clone()));
         let request = txn(compare.collect(), Vec::new(), reads.collect());
-        let (kept, answer) = join(keeping, self.txn(&request)).await;
-        let mut answer = match answer {
+        let reading = async {
+            match self.txn(&request).await {
+                // Reads are answered all the same.
+                Err(failure) if failure.status.is_full() => {
+                    let keys: Vec<Vec<u8>> = entries().map(|(key, _)| key.clone()).collect();
+                    let read = join_all(keys.into_iter().map(|key| self.read(key))).await;
+                    let read: Outcome<Vec<RangeResponse>> = read.into_iter().collect();
+                    read.map(|read| (false, read))
+                }
+                answer => answer.map(|answer| {
+                    let read = answer.responses.into_iter().map(|read| range_of(Some(read)));
+                    (answer.succeeded, read.collect())
+                }),
+            }
+        };
+        let (kept, answer) = join(keeping, reading).await;
+        let failure = kept.into_iter().find_map(Outcome::err);
+        let (are_same, read) = match answer {
             Ok(answer) => answer,
             Err(failure) => {
                 return chunk
@@ -125,36 +139,27 @@ impl Core {
                     .collect();
             }
         };
-        let kept: HashMap<i64, Outcome<bool>> = kept.into_iter().collect();
-        let mut read = answer.responses.drain(..);
-        let renewed = chunk.iter().map(|checked| {
-            let is_same = |(_, revision): &(Vec<u8>, i64)| {
-                let kv = range_of(read.next()).kvs.pop();
-                answer.succeeded || kv.is_some_and(|kv| kv.mod_revision == *revision)
-            };
-            // Each answer is taken.
-            let is_same = checked.entries.iter().map(is_same).filter(|same| *same).count() == checked.entries.len();
-            let mut failed = None;
-            let mut is_kept = true;
-            for lease in &checked.leases {
-                match kept.get(&lease.id) {
-                    Some(Err(failure)) => failed = Some(failure.clone()),
-                    Some(Ok(true)) => {}
-                    Some(Ok(false)) | None => is_kept = false,
-                }
+        let mut read = read.into_iter();
+        let mut renewed = Vec::with_capacity(chunk.len());
+        for checked in &chunk {
+            let mut is_same = true;
+            for (_, revision) in &checked.entries {
+                let kv = read.next().and_then(|mut read| read.kvs.pop());
+                is_same &= are_same || kv.is_some_and(|kv| kv.mod_revision == *revision);
             }
-            (checked, is_same && is_kept, failed)
-        });
-        let renewed: Vec<_> = renewed.collect();
-        join_all(renewed.into_iter().map(|(checked, is_extended, failed)| async move {
-            let answer = match (is_extended, failed) {
-                (_, Some(failure)) => Err(failure),
-                (true, None) => Ok(Renewed::Extended),
-                (false, None) => self.renew_by_writing(renewals[checked.index].claim, checked.ttl).await,
-            };
-            (checked.index, answer)
-        }))
-        .await
+            let end = began + checked.ttl.duration();
+            let is_kept = checked.leases.iter().all(|lease| lease.ends() >= end);
+            let failure = failure.clone().filter(|_| !is_kept);
+            renewed.push(async move {
+                let answer = match failure {
+                    Some(failure) => Err(failure),
+                    None if is_same && is_kept => Ok(Renewed::Extended),
+                    None => self.renew_by_writing(renewals[checked.index].claim, checked.ttl).await,
+                };
+                (checked.index, answer)
+            });
+        }
+        join_all(renewed).await
     }
 
     /// Renews a lease with a write: without a read for one that was handed off.

@@ -129,6 +129,15 @@ impl Core {
         self.client.call(RANGE, request, &|| None).await
     }
 
+    /// Reads a key.
+    pub(in super::super) async fn read(&self, key: Vec<u8>) -> Outcome<RangeResponse> {
+        let request = RangeRequest {
+            key,
+            ..RangeRequest::default()
+        };
+        self.range(&request).await
+    }
+
     /// Reads what names contain, and the revision of the store.
     pub(in super::super) async fn look(&self, names: &[Key], owner: &str) -> Outcome<(u64, Vec<Seen>)> {
         let reads = names.iter().flat_map(|name| {

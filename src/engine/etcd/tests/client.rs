@@ -182,7 +182,13 @@ async fn a_silent_member_is_left() {
         let answer = loop {
             match call(&client).await {
                 Ok(answer) => break answer,
-                Err(failure) => assert!(failure.of("acquire").retryable),
+                Err(failure) => {
+                    let error = failure.of("acquire");
+                    assert!(
+                        error.retryable && error.to_string().contains("did not answer") || !error.may_be_executed,
+                        "{error}"
+                    );
+                }
             }
             assert!(started.elapsed() < Duration::from_secs(30));
         };
