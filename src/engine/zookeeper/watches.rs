@@ -22,6 +22,8 @@ const LIVENESS: Duration = Duration::from_millis(4500);
 pub(super) const RECORD_DELAY: Duration = Duration::from_millis(50);
 /// The time until a fencing token that could not be written is written again.
 const RECORD_RETRY: Duration = Duration::from_millis(500);
+/// The time until an end is tried again, while data is written.
+const WRITE_DELAY: Duration = Duration::from_millis(5);
 /// The time until a watch that the server has refused is tried again.
 const WATCH_RETRY: Duration = Duration::from_secs(1);
 /// The time until entries that could not be deleted are deleted again.
@@ -190,6 +192,10 @@ impl Store {
     }
 
     fn end(self: &Arc<Self>, owner: &OwnerToken) {
+        // The versions of entries are not known while data is written: the deletion would find another one.
+        let Ok(_guard) = self.writes.try_lock() else {
+            return self.ends.insert(owner.clone(), (), Moment::now() + WRITE_DELAY);
+        };
         let Some(own) = self.own.get(owner) else { return };
         if own.phase == Phase::Waiting && self.entries.is_subscribed(owner) {
             let ttl = own.record.ttl();
