@@ -109,6 +109,9 @@ impl Cluster {
 
     /// Runs the first of these scripts that a node executes: each has fewer keys than the one before, for a name whose keys are not
     /// all on the same node because its slot moves. `behind` as for [`Cluster::run_behind`].
+    ///
+    /// # Errors
+    /// At once if no node has all keys of the last one.
     pub(in super::super) async fn run_first(
         self: &Arc<Self>,
         scripts: &[(&Script, &Cmd)],
@@ -139,6 +142,7 @@ impl Cluster {
         behind: bool,
     ) -> Result<Value, Failure> {
         let started = Instant::now();
+        let has_smaller = scripts.len() > 1;
         let mut scripts = scripts;
         let mut fast = !behind;
         let (mut backoff, mut hops) = (RETRY, 0);
@@ -167,7 +171,10 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            if failure.is_split() && !smaller.is_empty() {
+            if failure.is_split() && has_smaller {
+                if smaller.is_empty() {
+                    return Err(failure);
+                }
                 scripts = smaller;
                 continue;
             }
