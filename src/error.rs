@@ -129,7 +129,7 @@ impl StdError for LockError {
 ///
 /// The store may have executed an operation that failed: a reply can be lost after the write.
 #[derive(Debug, thiserror::Error)]
-#[error("{engine}: {op} failed: {source}")]
+#[error("{engine}: {op} failed: {}", without_manual(source.to_string()))]
 pub struct EngineError {
     /// The store's name (`redis`, `mongodb`, …).
     pub engine: &'static str,
@@ -143,6 +143,18 @@ pub struct EngineError {
     /// The driver's own error.
     #[source]
     pub source: Box<dyn StdError + Send + Sync>,
+}
+
+/// Cuts the address of a manual for programmers from an error of TLS.
+fn without_manual(mut text: String) -> String {
+    let Some(start) = text.find(": https://docs.rs/rustls/") else {
+        return text;
+    };
+    let length = text[start + 2..]
+        .find([' ', ')', ';'])
+        .unwrap_or(text.len() - start - 2);
+    text.replace_range(start..start + 2 + length, "");
+    text
 }
 
 impl EngineError {
@@ -246,6 +258,19 @@ pub fn is_passing(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_tls_does_not_point_to_a_manual_for_programmers() {
+        for (rest, expected) in [("", ""), (" (host:1)", " (host:1)"), ("; other: none", "; other: none")] {
+            let driver = format!(
+                "peer closed connection without sending TLS close_notify: https://docs.rs/rustls/latest/rustls/x.html#eof{rest}"
+            );
+            let error = EngineError::new("redis", "inspect", true, driver);
+            let expected =
+                format!("redis: inspect failed: peer closed connection without sending TLS close_notify{expected}");
+            assert_eq!(error.to_string(), expected);
+        }
+    }
 
     #[test]
     fn errors_of_used_up_resources_and_of_the_network_pass() {

@@ -107,12 +107,13 @@ impl FastPath {
     /// Ends the fast path after an error. Returns whether it is open.
     fn settle(&self, outcome: RedisResult<()>) -> bool {
         if let Err(error) = outcome {
+            // If this side ended it, the socket reports the end, which is no cause.
             if self.is_open() {
                 tracing::debug!(%error, "the fast path broke");
-            }
-            if error.kind() == redis::ErrorKind::Io {
-                // Another thread may have been first.
-                let _ = self.cause.set(error);
+                if error.kind() == redis::ErrorKind::Io {
+                    // Another thread may have been first.
+                    let _ = self.cause.set(error);
+                }
             }
             self.end();
         }
