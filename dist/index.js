@@ -526,7 +526,7 @@ class Lock {
     }
     /**
      * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
-     * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+     * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 to 50 ms after a wait on Redis, PostgreSQL,
      * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
      * renewal.
      */
@@ -1946,14 +1946,21 @@ function list(connection, options) {
         return infos;
     }
     const collected = collect();
-    async function* iterate() {
-        if (how === 'awaited')
-            return yield* await collected;
-        how = 'iterated';
-        collected.catch(() => { });
+    async function* converted() {
         for await (const page of pages(connection, options))
             yield* page;
     }
+    async function* whole() {
+        yield* await collected;
+    }
+    // Not a generator itself: its body would begin only at the first `next()`.
+    const iterate = () => {
+        collected.catch(() => { });
+        if (how === 'awaited')
+            return whole();
+        how = 'iterated';
+        return converted();
+    };
     return Object.assign(collected, { [Symbol.asyncIterator]: iterate });
 }
 
@@ -2268,7 +2275,7 @@ class LockService {
     }
     /**
      * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy. Meanwhile the
-     * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
+     * names before it in sort order are busy for other calls (in a Redis Cluster by slot; not on MongoDB and a quorum).
      * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
      * `LOCK_INVALID_ARGUMENT`
      *

@@ -29,11 +29,18 @@ export function list(connection: Connection, options: unknown): Promise<LockInfo
     return infos
   }
   const collected = collect()
-  async function* iterate(): AsyncGenerator<LockInfo, void, undefined> {
-    if (how === 'awaited') return yield* await collected
-    how = 'iterated'
-    collected.catch(() => {})
+  async function* converted(): AsyncGenerator<LockInfo, void, undefined> {
     for await (const page of pages(connection, options)) yield* page
+  }
+  async function* whole(): AsyncGenerator<LockInfo, void, undefined> {
+    yield* await collected
+  }
+  // Not a generator itself: its body would begin only at the first `next()`.
+  const iterate = (): AsyncGenerator<LockInfo, void, undefined> => {
+    collected.catch(() => {})
+    if (how === 'awaited') return whole()
+    how = 'iterated'
+    return converted()
   }
   return Object.assign(collected, { [Symbol.asyncIterator]: iterate })
 }

@@ -233,7 +233,8 @@ impl EngineError {
     }
 }
 
-/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration.
+/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration. For
+/// SQLite and the start of the runtime; the drivers of servers have lists of their own errors.
 ///
 /// # Behavior
 /// True for connections that were refused, reset or timed out, for names of hosts that were not resolved, and for resources that

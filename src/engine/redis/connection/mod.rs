@@ -17,6 +17,7 @@ pub(super) mod request;
 pub(super) mod version;
 
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -32,11 +33,12 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use self::liveness::{ATTEMPTS, Health};
 use self::pubsub::Topics;
 use super::config::{RedisConfig, client, show_address};
-use super::error::{Failure, is_refused_login};
+use super::error::{Failure, broken, is_refused_login};
 use super::fast_path::FastPath;
 use super::topology::sentinel;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
+use crate::event_loop::unless_it_panics;
 
 /// The capacity of the queue to the driver's task. Its default is 50.
 const QUEUE: usize = 1024;
@@ -187,11 +189,16 @@ impl Link {
                 // The next connection may lead to another server.
                 link.lose_fast_path();
             }
-            let opened = tokio::time::timeout(link.config.opening_limit(), link.open(generation)).await;
-            let opened = opened.unwrap_or_else(|_| {
-                let error = io::Error::from(io::ErrorKind::TimedOut).into();
-                Err(Failure::connect(&link.address, error))
-            });
+            let opening = pin!(tokio::time::timeout(link.config.opening_limit(), link.open(generation)));
+            let opened = match unless_it_panics(opening).await {
+                Some(Ok(opened)) => opened,
+                Some(Err(_)) => {
+                    let error = io::Error::from(io::ErrorKind::TimedOut).into();
+                    Err(Failure::connect(&link.address, error))
+                }
+                // The next call opens another one.
+                None => Err(Failure::connect(&link.address, broken())),
+            };
             // All callers may have been dropped.
             let _ = done.send(link.publish(generation, opened));
         }));

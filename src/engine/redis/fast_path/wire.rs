@@ -10,7 +10,7 @@ use super::in_flight::{InFlight, Single};
 use super::transport::Arrived;
 use super::{FastPath, resp};
 use crate::clock::Moment;
-use crate::engine::redis::error::{broken, spoils_connection};
+use crate::engine::redis::error::{broken, is_forbidden, spoils_connection};
 use crate::event_loop::Socket;
 
 impl FastPath {
@@ -68,6 +68,10 @@ impl FastPath {
                         taken += length;
                         if report.is_unknown {
                             state.is_unknown();
+                        }
+                        if report.error.as_ref().is_some_and(is_forbidden) {
+                            // Without the right to scripts a further plain acquisition could not be released.
+                            state.seeded = None;
                         }
                         // Waiting calls record that themselves.
                         (0..report.sink_calls).for_each(|_| self.health.replied(None));

@@ -2,7 +2,8 @@
 //!
 //! A script cannot use two slots. So the parts of a claim are acquired one after the other, in the order of their slots: two
 //! claims that overlap compete for the first slot that they share. An attempt that finds a busy part rolls back the other parts.
-//! An attempt of a waiter holds those before the busy one, so that callers of single names do not starve it.
+//! A waiter in a queue holds those before the busy one, so that callers of single names do not starve it. Until it has all, their
+//! leases are as short as the position of a waiter: its process may die.
 //!
 //! **One fencing token.** The token of the claim is the largest of its parts. Each part is granted with a token that is not
 //! smaller than those before it. A part whose own token is smaller in the end is acquired once more, which raises it to that of
@@ -15,7 +16,7 @@ use futures_util::future::join_all;
 
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
-use crate::engine::{Acquired, Renewal, Renewed};
+use crate::engine::{Acquired, Renewal, Renewed, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, Key, Ttl};
 
 /// The number of rounds for a claim whose parts expire during the attempt.
@@ -56,17 +57,23 @@ impl RedisEngine {
     /// Makes one attempt for all parts.
     pub(in super::super) async fn acquire_parts(&self, parts: &[Claim], whole: &Claim) -> Result<Acquired, Failure> {
         let mut fences = vec![0; parts.len()];
+        let keeps = whole.waiting && self.waiters.known.number(&whole.owner) > 0;
+        let is_short = keeps && whole.ttl.duration() > WAITER_LIVENESS;
         for _ in 0..ROUNDS {
             let mut largest = fences.iter().copied().max().unwrap_or_default();
             for (index, part) in parts.iter().enumerate() {
-                match self.acquire(part, whole, largest, false).await {
+                let mut part = part.clone();
+                if is_short {
+                    part.ttl = Ttl::clamped(WAITER_LIVENESS);
+                }
+                match self.acquire(&part, whole, largest, false).await {
                     Ok(Acquired::Granted { fence: Fence(fence) }) => {
                         fences[index] = fence;
                         largest = largest.max(fence);
                     }
                     Ok(Acquired::Held { key, retry_after }) => {
-                        // A waiter keeps the parts before the busy one, and its next attempt extends them.
-                        let kept = if whole.waiting { index } else { 0 };
+                        // Its next attempt extends them.
+                        let kept = if keeps { index } else { 0 };
                         self.roll_back_parts(&parts[kept..], index - kept).await?;
                         return Ok(Acquired::Held { key, retry_after });
                     }
@@ -77,7 +84,8 @@ impl RedisEngine {
                     }
                 }
             }
-            let behind: Vec<usize> = (0..parts.len()).filter(|index| fences[*index] < largest).collect();
+            let is_behind = |index: &usize| is_short || fences[*index] < largest;
+            let behind: Vec<usize> = (0..parts.len()).filter(is_behind).collect();
             let raise = |index: &usize| self.attempt(&parts[*index], whole, None, largest);
             let raised = join_all(behind.iter().map(raise)).await;
             for (index, raised) in behind.into_iter().zip(raised) {

@@ -105,9 +105,9 @@ impl Receiver {
         true
     }
 
-    /// Records the time of a statement of attempts, which waits for a commit.
+    /// Records the time of a statement of attempts, which waits for a commit. A wait for a connection counts as [`UNKNOWN`].
     pub(in crate::engine::sql) fn took(&mut self, time: Duration) {
-        self.statement_time = (self.statement_time * 3 + time) / 4;
+        self.statement_time = (self.statement_time * 3 + time.min(UNKNOWN)) / 4;
     }
 
     fn least(&self) -> usize {
