@@ -749,7 +749,8 @@ export declare class LockService implements AsyncDisposable {
   acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   /**
    * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy. Meanwhile the
-   * names before it in sort order are busy for other calls (in a Redis Cluster by slot; not on MongoDB and a quorum).
+   * names before it in sort order are busy for other calls. In a Redis Cluster these are the names of earlier slots. On MongoDB and
+   * a quorum no names are reserved.
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
    *

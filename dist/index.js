@@ -1946,20 +1946,20 @@ function list(connection, options) {
         return infos;
     }
     const collected = collect();
-    async function* converted() {
+    async function* fromPages() {
         for await (const page of pages(connection, options))
             yield* page;
     }
-    async function* whole() {
+    async function* fromCollected() {
         yield* await collected;
     }
-    // Not a generator itself: its body would begin only at the first `next()`.
+    // Not an async generator: the body of a generator runs only at the first `next()`, and `how` must be set now.
     const iterate = () => {
         collected.catch(() => { });
         if (how === 'awaited')
-            return whole();
+            return fromCollected();
         how = 'iterated';
-        return converted();
+        return fromPages();
     };
     return Object.assign(collected, { [Symbol.asyncIterator]: iterate });
 }
@@ -2275,7 +2275,8 @@ class LockService {
     }
     /**
      * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy. Meanwhile the
-     * names before it in sort order are busy for other calls (in a Redis Cluster by slot; not on MongoDB and a quorum).
+     * names before it in sort order are busy for other calls. In a Redis Cluster these are the names of earlier slots. On MongoDB and
+     * a quorum no names are reserved.
      * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
      * `LOCK_INVALID_ARGUMENT`
      *

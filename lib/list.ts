@@ -29,18 +29,18 @@ export function list(connection: Connection, options: unknown): Promise<LockInfo
     return infos
   }
   const collected = collect()
-  async function* converted(): AsyncGenerator<LockInfo, void, undefined> {
+  async function* fromPages(): AsyncGenerator<LockInfo, void, undefined> {
     for await (const page of pages(connection, options)) yield* page
   }
-  async function* whole(): AsyncGenerator<LockInfo, void, undefined> {
+  async function* fromCollected(): AsyncGenerator<LockInfo, void, undefined> {
     yield* await collected
   }
-  // Not a generator itself: its body would begin only at the first `next()`.
+  // Not an async generator: the body of a generator runs only at the first `next()`, and `how` must be set now.
   const iterate = (): AsyncGenerator<LockInfo, void, undefined> => {
     collected.catch(() => {})
-    if (how === 'awaited') return whole()
+    if (how === 'awaited') return fromCollected()
     how = 'iterated'
-    return converted()
+    return fromPages()
   }
   return Object.assign(collected, { [Symbol.asyncIterator]: iterate })
 }

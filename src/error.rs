@@ -129,7 +129,7 @@ impl StdError for LockError {
 ///
 /// The store may have executed an operation that failed: a reply can be lost after the write.
 #[derive(Debug, thiserror::Error)]
-#[error("{engine}: {op} failed: {}", without_manual(source.to_string()))]
+#[error("{engine}: {op} failed: {}", without_docs_url(source.to_string()))]
 pub struct EngineError {
     /// The store's name (`redis`, `mongodb`, …).
     pub engine: &'static str,
@@ -145,8 +145,8 @@ pub struct EngineError {
     pub source: Box<dyn StdError + Send + Sync>,
 }
 
-/// Cuts the address of a manual for programmers from an error of TLS.
-fn without_manual(mut text: String) -> String {
+/// Removes the URL of documents for programmers from an error of rustls.
+fn without_docs_url(mut text: String) -> String {
     let Some(start) = text.find(": https://docs.rs/rustls/") else {
         return text;
     };
@@ -233,8 +233,8 @@ impl EngineError {
     }
 }
 
-/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration. For
-/// SQLite and the start of the runtime; the drivers of servers have lists of their own errors.
+/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration. Used
+/// for SQLite and the start of the runtime. Each engine of a server has its own list.
 ///
 /// # Behavior
 /// True for connections that were refused, reset or timed out, for names of hosts that were not resolved, and for resources that
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_tls_does_not_point_to_a_manual_for_programmers() {
+    fn an_error_of_rustls_has_no_url() {
         for (rest, expected) in [("", ""), (" (host:1)", " (host:1)"), ("; other: none", "; other: none")] {
             let driver = format!(
                 "peer closed connection without sending TLS close_notify: https://docs.rs/rustls/latest/rustls/x.html#eof{rest}"

@@ -212,7 +212,7 @@ impl Process {
     pub fn current() -> Self {
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         Process {
-            // An empty one means that the process is unknown.
+            // Stores read an empty host as an unknown process.
             host: match host.is_empty() {
                 true => "localhost".to_owned(),
                 false => host.replace(|character: char| !character.is_ascii(), "?"),

@@ -258,7 +258,7 @@ impl fmt::Display for NoMaster {
 
 /// Returns the error of a broken connection.
 pub(super) fn broken() -> RedisError {
-    let text = "the connection was silent for too long, or the other side closed it";
+    let text = "the connection ended: the server closed it, sent an unexpected reply, or did not answer for too long";
     io::Error::new(io::ErrorKind::BrokenPipe, text).into()
 }
 

@@ -268,7 +268,7 @@ pub(super) struct Receiver {
     /// The number of jobs of each part in its last batch, without renewals.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     counted_in_batch: [usize; 3],
-    /// The mean time of the last statements of attempts.
+    /// The moving average of the time of a statement of attempts.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     statement_time: Duration,
 }
@@ -311,7 +311,7 @@ pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
         #[cfg(any(feature = "postgres", feature = "mysql"))]
         counted_in_batch: [0; 3],
         #[cfg(any(feature = "postgres", feature = "mysql"))]
-        statement_time: parts::UNKNOWN,
+        statement_time: parts::MAX_STATEMENT_TIME,
     };
     (sender, receiver)
 }

@@ -62,9 +62,9 @@ fn refusal(failure: Failure, collection: &str) -> EngineError {
 
 fn unreadable_shard_key(namespace: &Namespace) -> String {
     format!(
-        "the user of MongoDB may not read config.collections, so holdfast cannot check that the collection {namespace} has _id as \
-         its shard key (or is not sharded): with another key two shards could have the same lock. Grant the right to find in \
-         config.collections"
+        "the MongoDB user has no right to read config.collections, so holdfast cannot check the shard key of the collection \
+         {namespace}. If it is sharded by another key than _id, two shards could have the same lock. Grant the user the action \
+         find on config.collections"
     )
 }
 

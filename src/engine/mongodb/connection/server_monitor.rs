@@ -27,7 +27,7 @@ const DEFAULT_PORT: u16 = 27017;
 /// The majority counts as late if it is further behind the primary than this, in milliseconds.
 const LATE_MS: i64 = 2000;
 
-/// How long a write that was not confirmed counts where no primary reports.
+/// How long an unconfirmed write marks the set as without majority, if the primary does not report in this time.
 const UNCONFIRMED_FOR: Duration = Duration::from_secs(15);
 
 /// The state of the servers of a URL.
@@ -42,7 +42,7 @@ pub(crate) struct ServerMonitor {
     election: watch::Sender<Option<ObjectId>>,
     /// The last answer of a server to the driver's monitor, in nanoseconds of [`Moment`].
     answered: AtomicU64,
-    /// Until when the members count as confirming no writes, in nanoseconds of [`Moment`].
+    /// The end of the state "without majority", in nanoseconds of [`Moment`]. 0: there is a majority.
     without_majority_until: AtomicU64,
 }
 
@@ -157,8 +157,8 @@ impl ServerMonitor {
         self.without_majority_until.load(Relaxed) > Moment::now().to_nanos()
     }
 
-    /// Notes that the members did not confirm a write in time. Counts until the primary's next report; behind a router, which
-    /// reports nothing, for [`UNCONFIRMED_FOR`].
+    /// Records that the members did not confirm a write in time. The state ends with the primary's next report, or after
+    /// [`UNCONFIRMED_FOR`]: a router sends no reports.
     pub(crate) fn note_unconfirmed(&self) {
         let until = (Moment::now() + UNCONFIRMED_FOR).to_nanos();
         self.without_majority_until.fetch_max(until, Relaxed);

@@ -33,7 +33,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use self::liveness::{ATTEMPTS, Health};
 use self::pubsub::Topics;
 use super::config::{RedisConfig, client, show_address};
-use super::error::{Failure, broken, is_refused_login};
+use super::error::{Failure, is_refused_login};
 use super::fast_path::FastPath;
 use super::topology::sentinel;
 use crate::backoff::Backoff;
@@ -196,8 +196,12 @@ impl Link {
                     let error = io::Error::from(io::ErrorKind::TimedOut).into();
                     Err(Failure::connect(&link.address, error))
                 }
-                // The next call opens another one.
-                None => Err(Failure::connect(&link.address, broken())),
+                // A panic. The next call opens a new connection.
+                None => {
+                    let text = "a bug in holdfast or in its driver: the opening of the connection panicked";
+                    let error = io::Error::new(io::ErrorKind::BrokenPipe, text).into();
+                    Err(Failure::connect(&link.address, error))
+                }
             };
             // All callers may have been dropped.
             let _ = done.send(link.publish(generation, opened));

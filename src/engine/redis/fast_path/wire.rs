@@ -70,7 +70,7 @@ impl FastPath {
                             state.is_unknown();
                         }
                         if report.error.as_ref().is_some_and(is_forbidden) {
-                            // Without the right to scripts a further plain acquisition could not be released.
+                            // The user may have lost the right to scripts: a lock acquired by plain commands could not be released.
                             state.seeded = None;
                         }
                         // Waiting calls record that themselves.
@@ -111,7 +111,7 @@ impl FastPath {
     /// Ends the fast path after an error. Returns whether it is open.
     fn settle(&self, outcome: RedisResult<()>) -> bool {
         if let Err(error) = outcome {
-            // If this side ended it, the socket reports the end, which is no cause.
+            // If this process closed the fast path, the error of the socket is only a consequence.
             if self.is_open() {
                 tracing::debug!(%error, "the fast path broke");
                 if error.kind() == redis::ErrorKind::Io {

@@ -2,12 +2,13 @@
 //!
 //! A script cannot use two slots. So the parts of a claim are acquired one after the other, in the order of their slots: two
 //! claims that overlap compete for the first slot that they share. An attempt that finds a busy part rolls back the other parts.
-//! A waiter in a queue holds those before the busy one, so that callers of single names do not starve it. Until it has all, their
-//! leases are as short as the position of a waiter: its process may die.
+//! A waiter in a queue holds the parts before the busy one, so that callers of single names do not starve it. Until the waiter has
+//! all parts, each lease lasts at most [`WAITER_LIVENESS`]: if its process dies, these names are free soon.
 //!
 //! **One fencing token.** The token of the claim is the largest of its parts. Each part is granted with a token that is not
-//! smaller than those before it. A part whose own token is smaller in the end is acquired once more, which raises it to that of
-//! the claim. The claim is granted only then, so that the next token of each name is larger than the claim's.
+//! smaller than those before it. At the end, a part with a smaller token is acquired again with the token of the claim, and a part
+//! with a short lease with the ttl of the claim. The claim is granted only then, so that the next token of each name is larger than
+//! the claim's.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -72,7 +73,7 @@ impl RedisEngine {
                         largest = largest.max(fence);
                     }
                     Ok(Acquired::Held { key, retry_after }) => {
-                        // Its next attempt extends them.
+                        // The next attempt of the waiter extends the kept parts.
                         let kept = if keeps { index } else { 0 };
                         self.roll_back_parts(&parts[kept..], index - kept).await?;
                         return Ok(Acquired::Held { key, retry_after });
@@ -84,14 +85,16 @@ impl RedisEngine {
                     }
                 }
             }
-            let is_behind = |index: &usize| is_short || fences[*index] < largest;
-            let behind: Vec<usize> = (0..parts.len()).filter(is_behind).collect();
+            let needs_update = |index: &usize| is_short || fences[*index] < largest;
+            let outdated: Vec<usize> = (0..parts.len()).filter(needs_update).collect();
             let raise = |index: &usize| self.attempt(&parts[*index], whole, None, largest);
-            let raised = join_all(behind.iter().map(raise)).await;
-            for (index, raised) in behind.into_iter().zip(raised) {
-                if let Acquired::Granted { fence: Fence(fence) } = raised? {
-                    fences[index] = fence;
-                }
+            let raised = join_all(outdated.iter().map(raise)).await;
+            for (index, raised) in outdated.into_iter().zip(raised) {
+                fences[index] = match raised? {
+                    Acquired::Granted { fence: Fence(fence) } => fence,
+                    // The part has expired, and has another holder.
+                    Acquired::Held { .. } => 0,
+                };
             }
             if fences.iter().all(|fence| *fence == largest) {
                 return Ok(Acquired::Granted { fence: Fence(largest) });

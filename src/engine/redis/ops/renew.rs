@@ -67,8 +67,8 @@ impl RedisEngine {
                         answer(index, Ok(renewed));
                     }
                 }
-                // A permanent error may be caused by one of them, or by their being together (a proxy that spreads keys over
-                // several servers, a slot that moves): each is renewed alone.
+                // One lease may be the cause, or keys on several nodes (a proxy that spreads the keys, a slot that moves): each is
+                // renewed alone.
                 Err(failure) if group.len() > 1 && (failure.is_split() || !failure.retryable()) => {
                     let mut alone: FuturesUnordered<_> = group
                         .into_iter()

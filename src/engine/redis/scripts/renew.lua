@@ -1,10 +1,10 @@
 -- Extends leases to at least their ttl from now, each of them if its owner still holds all of its names.
 --
 -- KEYS    1 .. n         the lock keys of the leases, one lease after the other
---         n+1 .. 2n      their fence companions, in the same order; none for a name whose slot moves to another node of a
---                        cluster, if no node has all of its keys. They last much longer than the lease
---         2n+1 .. 3n     their metadata companions, only when one of the leases has metadata: a missing key prevents
---                        the execution of a script while its slot moves
+--         n+1 .. 2n      their fence companions, in the same order. The call for a slot that moves in a cluster has only the
+--                        lock keys: fence companions last much longer than the lease
+--         2n+1 .. 3n     their metadata companions, only when one of the leases has metadata, and never without the fence
+--                        companions: a missing key prevents the execution of a script while its slot moves
 -- ARGV    1  how much longer than its lease a fence companion lasts, in ms, when it is written; an hour less at the least
 --         then for each lease
 --         -  the owner's token

@@ -19,8 +19,8 @@ use crate::engine::redis::scripts::RIGHTS;
 const NAMES: usize = 256;
 
 impl Route {
-    /// Checks the rights of the user on all servers, and warns of those that evict locks. `greeted`: a server that has just
-    /// answered. In a cluster others may be down.
+    /// Checks the rights of the user on the server that has just answered and, in a cluster, on each other master. Warns of servers
+    /// that evict locks. Ignores other masters that do not answer.
     ///
     /// # Errors
     /// See [`Route::check_rights`].
@@ -51,8 +51,8 @@ impl Route {
         checked
     }
 
-    /// Runs a script that changes nothing with `EVAL` and `EVALSHA`, and in it every command that the other scripts use. Subscribes
-    /// to a channel, as waiters do. `channel`: the prefix of the channels of a quorum; `None` for any other server.
+    /// Runs a script that changes nothing with `EVAL` and `EVALSHA`, and in it every command that the other scripts use. Then
+    /// subscribes to a channel, as waiters do (not on a quorum). `channel`: the prefix of the channels of a quorum; `None` for any other server.
     ///
     /// # Errors
     /// The first refusal. Retryable errors are ignored, because they do not concern rights.

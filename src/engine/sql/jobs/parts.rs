@@ -14,9 +14,9 @@ const LEAST: RangeInclusive<u128> = 16..=64;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 const PER_CALL: Duration = Duration::from_micros(20);
 
-/// The time of a statement before it is known.
+/// The initial value of the mean time of a statement, and the largest time that counts.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(super) const UNKNOWN: Duration = Duration::from_millis(2);
+pub(super) const MAX_STATEMENT_TIME: Duration = Duration::from_millis(2);
 
 impl Receiver {
     /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
@@ -105,9 +105,10 @@ impl Receiver {
         true
     }
 
-    /// Records the time of a statement of attempts, which waits for a commit. A wait for a connection counts as [`UNKNOWN`].
+    /// Adds the time of a statement of attempts, which waits for a commit, to the mean. Counts at most [`MAX_STATEMENT_TIME`]: the
+    /// statement may have waited for a connection.
     pub(in crate::engine::sql) fn took(&mut self, time: Duration) {
-        self.statement_time = (self.statement_time * 3 + time.min(UNKNOWN)) / 4;
+        self.statement_time = (self.statement_time * 3 + time.min(MAX_STATEMENT_TIME)) / 4;
     }
 
     fn least(&self) -> usize {

@@ -116,7 +116,7 @@ pub(super) struct BatchReport {
     pub(super) sink_calls: usize,
     /// The server does not know the script.
     pub(super) is_unknown: bool,
-    /// The first error: the connection may be unusable, or the user may have lost a right.
+    /// One of the errors: it shows whether the connection is unusable, or whether the user lost a right.
     pub(super) error: Option<RedisError>,
 }
 

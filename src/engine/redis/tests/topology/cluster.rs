@@ -260,7 +260,7 @@ async fn waiters_are_notified_on_every_node_that_their_slot_moves_to() {
     .await;
 }
 
-/// Its process may die. With all names it has its whole ttl.
+/// If the process of the waiter dies, the earlier names are free soon. A grant of all names has the whole ttl.
 #[tokio::test]
 async fn a_waiter_of_several_slots_holds_the_earlier_ones_for_a_short_time() {
     let Some(nodes) = Nodes::start(0).await else { return };

@@ -121,7 +121,7 @@ impl Cluster {
 
     /// Runs the first of these scripts that a node executes: each has fewer keys than the one before, for a name whose keys are not
     /// all on the same node because its slot moves. First on the fast path, where calls have one reply each and no `ASKING`, or
-    /// `behind` the commands there. If no node has all keys of the last of several scripts, the error does not wait for the end.
+    /// `behind` the commands there. With several scripts, the last `TRYAGAIN` is returned at once.
     pub(in super::super) async fn run_first(
         self: &Arc<Self>,
         scripts: &[(&Script, &Cmd)],
@@ -160,7 +160,7 @@ impl Cluster {
                 Err(failure) => failure,
             };
             if failure.is_split() && has_smaller {
-                // Usually all keys are on the other node a moment later.
+                // Once: usually another node has all keys a moment later.
                 if !std::mem::replace(&mut has_paused, true) {
                     tokio::time::sleep(backoff.delay()).await;
                     continue;
