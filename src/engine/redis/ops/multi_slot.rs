@@ -6,9 +6,9 @@
 //! all parts, each lease lasts at most [`WAITER_LIVENESS`]: if its process dies, these names are free soon.
 //!
 //! **One fencing token.** The token of the claim is the largest of its parts. Each part is granted with a token that is not
-//! smaller than those before it. At the end, a part with a smaller token is acquired again with the token of the claim, and a part
-//! with a short lease with the ttl of the claim. The claim is granted only then, so that the next token of each name is larger than
-//! the claim's.
+//! smaller than those before it. At the end, each part whose token is smaller is acquired again with the token of the claim, and
+//! each one whose lease is short with the ttl of the claim. The claim is granted only then, so that the next token of each name is
+//! larger than the claim's.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
