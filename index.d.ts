@@ -38,7 +38,7 @@ export interface AcquireOptions {
   /**
    * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
    * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis, PostgreSQL, MySQL
-   * and a MongoDB replica set a hand-off grants a waiter at most the first 4.5 s; a renewal extends the lease to `ttlMs` some 10 ms
+   * and a MongoDB replica set a hand-off grants a waiter at most the first 4.5 s; a renewal extends the lease to `ttlMs` some 10 to 50 ms
    * later, on MySQL after the poll that reads the grant.
    * @default 30000
    */
@@ -569,7 +569,7 @@ export declare class Lock implements AsyncDisposable {
   get fencingToken(): bigint;
   /**
    * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
-   * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+   * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 to 50 ms after a wait on Redis, PostgreSQL,
    * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
    * renewal.
    */
@@ -756,8 +756,9 @@ export declare class LockService implements AsyncDisposable {
   acquireAndExecute<T>(name: string, ttlSeconds: number | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   /**
-   * Acquires a lock on one name, or on all of up to 1000 names (etcd, ZooKeeper: 60) at the same time, and waits while a name is busy. Meanwhile the
-   * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
+   * Acquires a lock on one name, or on all of up to 1000 names (etcd, ZooKeeper: 60) at the same time, and waits while a name is busy.
+   * Meanwhile the names before it in sort order are busy for other calls. In a Redis Cluster these are the names of earlier slots. On
+   * MongoDB and a quorum no names are reserved.
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
    *

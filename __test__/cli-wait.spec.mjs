@@ -15,6 +15,7 @@ for (const kind of ['redis', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd']
     for (const wait of [
       ['--wait', '30s'],
       ['--once-per', '1s', '--wait', '30s'],
+      ['--ttl', '8s', '--wait', '30s'],
     ]) {
       const lock = await service.acquire(name)
       const { ended } = start(['run', '--url', server, ...wait, name, '--', 'sh', '-c', 'sleep 1; echo ran'])

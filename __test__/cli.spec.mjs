@@ -217,6 +217,7 @@ describe('holdfast', { concurrency: 4 }, () => {
       [['ls', 'a', 'b'], 'expected one prefix'],
       [['release', 'n'], '--force is missing'],
       [['completion', 'fish'], 'expected bash or zsh'],
+      [['ls', '--url', 'memory:'], 'memory: is a store of one process'],
     ])) {
       const { code, stdout, stderr } = await cli(...args)
       assert.deepEqual([code, stdout, stderr.includes(text)], [64, '', true], `${args}: ${stderr}`)

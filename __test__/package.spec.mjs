@@ -71,7 +71,7 @@ const { locks, close } = await createTestLocks()
 await close()
 console.log(typeof Lock, locks instanceof LockService)`
   const command = join(target, 'node_modules', '.bin', 'holdfast')
-  const env = { ...process.env, HOLDFAST_URL: 'memory:' }
+  const env = { ...process.env, HOLDFAST_URL: `sqlite:${join(target, 'locks.sqlite')}` }
   const ran = await run(command, ['run', 'report', '--', 'sh', '-c', 'echo "$HOLDFAST_NAME"'], { env })
   assert.equal(ran.stdout.trim(), 'report')
   const { stdout: named } = await run(process.execPath, ['--input-type=module', '-e', esm], { cwd: target })

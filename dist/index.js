@@ -526,7 +526,7 @@ class Lock {
     }
     /**
      * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
-     * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis, PostgreSQL,
+     * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 to 50 ms after a wait on Redis, PostgreSQL,
      * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
      * renewal.
      */
@@ -1952,14 +1952,21 @@ function list(connection, options) {
         return infos;
     }
     const collected = collect();
-    async function* iterate() {
-        if (how === 'awaited')
-            return yield* await collected;
-        how = 'iterated';
-        collected.catch(() => { });
+    async function* fromPages() {
         for await (const page of pages(connection, options))
             yield* page;
     }
+    async function* fromCollected() {
+        yield* await collected;
+    }
+    // Not an async generator: the body of a generator runs only at the first `next()`, and `how` must be set now.
+    const iterate = () => {
+        collected.catch(() => { });
+        if (how === 'awaited')
+            return fromCollected();
+        how = 'iterated';
+        return fromPages();
+    };
     return Object.assign(collected, { [Symbol.asyncIterator]: iterate });
 }
 
@@ -2273,8 +2280,9 @@ class LockService {
         return acquireAndExecute(this.#connection, first, second, third);
     }
     /**
-     * Acquires a lock on one name, or on all of up to 1000 names (etcd, ZooKeeper: 60) at the same time, and waits while a name is busy. Meanwhile the
-     * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
+     * Acquires a lock on one name, or on all of up to 1000 names (etcd, ZooKeeper: 60) at the same time, and waits while a name is busy.
+     * Meanwhile the names before it in sort order are busy for other calls. In a Redis Cluster these are the names of earlier slots. On
+     * MongoDB and a quorum no names are reserved.
      * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
      * `LOCK_INVALID_ARGUMENT`
      *

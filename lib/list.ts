@@ -29,11 +29,18 @@ export function list(connection: Connection, options: unknown): Promise<LockInfo
     return infos
   }
   const collected = collect()
-  async function* iterate(): AsyncGenerator<LockInfo, void, undefined> {
-    if (how === 'awaited') return yield* await collected
-    how = 'iterated'
-    collected.catch(() => {})
+  async function* fromPages(): AsyncGenerator<LockInfo, void, undefined> {
     for await (const page of pages(connection, options)) yield* page
+  }
+  async function* fromCollected(): AsyncGenerator<LockInfo, void, undefined> {
+    yield* await collected
+  }
+  // Not an async generator: the body of a generator runs only at the first `next()`, and `how` must be set now.
+  const iterate = (): AsyncGenerator<LockInfo, void, undefined> => {
+    collected.catch(() => {})
+    if (how === 'awaited') return fromCollected()
+    how = 'iterated'
+    return fromPages()
   }
   return Object.assign(collected, { [Symbol.asyncIterator]: iterate })
 }

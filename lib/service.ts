@@ -200,8 +200,9 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Acquires a lock on one name, or on all of up to 1000 names (etcd, ZooKeeper: 60) at the same time, and waits while a name is busy. Meanwhile the
-   * names before it in sort order are busy for other calls (except on MongoDB and a quorum).
+   * Acquires a lock on one name, or on all of up to 1000 names (etcd, ZooKeeper: 60) at the same time, and waits while a name is busy.
+   * Meanwhile the names before it in sort order are busy for other calls. In a Redis Cluster these are the names of earlier slots. On
+   * MongoDB and a quorum no names are reserved.
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
    *

@@ -38,7 +38,7 @@ export interface AcquireOptions {
   /**
    * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
    * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis, PostgreSQL, MySQL
-   * and a MongoDB replica set a hand-off grants a waiter at most the first 4.5 s; a renewal extends the lease to `ttlMs` some 10 ms
+   * and a MongoDB replica set a hand-off grants a waiter at most the first 4.5 s; a renewal extends the lease to `ttlMs` some 10 to 50 ms
    * later, on MySQL after the poll that reads the grant.
    * @default 30000
    */

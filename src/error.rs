@@ -129,7 +129,7 @@ impl StdError for LockError {
 ///
 /// The store may have executed an operation that failed: a reply can be lost after the write.
 #[derive(Debug, thiserror::Error)]
-#[error("{engine}: {op} failed: {source}")]
+#[error("{engine}: {op} failed: {}", without_docs_url(source.to_string()))]
 pub struct EngineError {
     /// The store's name (`redis`, `mongodb`, …).
     pub engine: &'static str,
@@ -143,6 +143,18 @@ pub struct EngineError {
     /// The driver's own error.
     #[source]
     pub source: Box<dyn StdError + Send + Sync>,
+}
+
+/// Removes the URL of documents for programmers from an error of rustls.
+fn without_docs_url(mut text: String) -> String {
+    let Some(start) = text.find(": https://docs.rs/rustls/") else {
+        return text;
+    };
+    let length = text[start + 2..]
+        .find([' ', ')', ';'])
+        .unwrap_or(text.len() - start - 2);
+    text.replace_range(start..start + 2 + length, "");
+    text
 }
 
 impl EngineError {
@@ -221,7 +233,8 @@ impl EngineError {
     }
 }
 
-/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration.
+/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration. Used
+/// for SQLite and the start of the runtime. Each engine of a server has its own list.
 ///
 /// # Behavior
 /// True for connections that were refused, reset or timed out, for names of hosts that were not resolved, and for resources that
@@ -246,6 +259,19 @@ pub fn is_passing(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_rustls_has_no_url() {
+        for (rest, expected) in [("", ""), (" (host:1)", " (host:1)"), ("; other: none", "; other: none")] {
+            let driver = format!(
+                "peer closed connection without sending TLS close_notify: https://docs.rs/rustls/latest/rustls/x.html#eof{rest}"
+            );
+            let error = EngineError::new("redis", "inspect", true, driver);
+            let expected =
+                format!("redis: inspect failed: peer closed connection without sending TLS close_notify{expected}");
+            assert_eq!(error.to_string(), expected);
+        }
+    }
 
     #[test]
     fn errors_of_used_up_resources_and_of_the_network_pass() {

@@ -212,7 +212,11 @@ impl Process {
     pub fn current() -> Self {
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         Process {
-            host: host.replace(|character: char| !character.is_ascii(), "?"),
+            // Stores read an empty host as an unknown process.
+            host: match host.is_empty() {
+                true => "localhost".to_owned(),
+                false => host.replace(|character: char| !character.is_ascii(), "?"),
+            },
             pid: std::process::id(),
         }
     }

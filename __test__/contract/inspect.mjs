@@ -161,6 +161,11 @@ export function inspect(test) {
     }
     for (const lock of locks) assert.equal(await lock.release(), true)
     for await (const { name } of b.list({ prefix: 'n:' })) assert.fail(name)
+    // A failure before the first `next()` is no unhandled rejection.
+    await b.close()
+    const late = b.list()[Symbol.asyncIterator]()
+    await sleep(20)
+    assert.equal((await rejection(late.next())).code, 'LOCK_CLOSED')
   })
 
   test('forceRelease releases every kind of lock', async (store) => {

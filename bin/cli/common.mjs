@@ -35,6 +35,10 @@ export class UsageError extends Error {}
  */
 export async function withLocks(values, body, signal) {
   const { url } = values
+  if (String(url ?? process.env.HOLDFAST_URL).startsWith('memory:'))
+    throw new UsageError(
+      'memory: is a store of one process, and the command line needs one that processes share: set --url or HOLDFAST_URL',
+    )
   const options = connectOptionsOf(values)
   const locks = await (typeof url === 'string' ? LockService.connect(url, options) : LockService.connect(options))
   const aborted = new Promise((_, reject) => signal?.addEventListener('abort', () => reject(signal.reason)))

@@ -54,8 +54,8 @@ export async function run(names, values, [file, ...args]) {
     const attempt = await withLocks(values, (locks) => {
       /** @param {import('../../index.js').Lock} lock */
       const job = async (lock) => {
-        // After a wait it may be shorter than its ttl for some milliseconds, and the command would be stopped at its start.
-        if (lock.remainingMs < leaseMs / 2) await lock.extend(leaseMs)
+        // The first lease after a wait can be short. With less than `killAfterMs` left, the command would be stopped at its start.
+        if (lock.remainingMs < leaseMs * 0.9) await lock.extend(leaseMs)
         // The signal came after the grant.
         if (wait.signal.aborted) throw new CommandFailed()
         const env = {

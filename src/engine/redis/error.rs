@@ -258,7 +258,8 @@ impl fmt::Display for NoMaster {
 
 /// Returns the error of a broken connection.
 pub(super) fn broken() -> RedisError {
-    io::Error::from(io::ErrorKind::BrokenPipe).into()
+    let text = "the connection ended: the server closed it, sent an unexpected reply, or did not answer for too long";
+    io::Error::new(io::ErrorKind::BrokenPipe, text).into()
 }
 
 /// Temporary errors: a server that starts, fails over, is out of memory or of disk space, or runs a slow script.

@@ -112,7 +112,7 @@ impl RedisEngine {
         let server = explained(&config, route.greet())
             .await
             .map_err(|failure| failure.during("connect"))?;
-        let checked = route.check(&server, &config.layout, None).await;
+        let checked = route.check_all(&server, &config.layout).await;
         checked.map_err(|failure| failure.during("connect"))?;
         match &route {
             // Grants that replicas have to acknowledge do not use it.

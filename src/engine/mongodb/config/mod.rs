@@ -7,12 +7,13 @@ mod tls;
 mod url;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mongodb::options::{Acknowledgment, ConnectionString, HostInfo};
 
 pub(crate) use self::client::{ClientSettings, PemText};
-use crate::engine::Settings;
+use crate::engine::{Settings, Warnings};
 use crate::error::LockError;
 
 /// The database of a URL without one, as in the official Node.js driver, which users of the gist have.
@@ -27,6 +28,8 @@ pub struct MongodbConfig {
     pub(crate) prefix: String,
     pub(crate) timeout: Duration,
     pub(crate) pem: PemText,
+    /// Receives the warnings.
+    pub(crate) warnings: Option<Arc<Warnings>>,
 }
 
 impl fmt::Debug for MongodbConfig {
@@ -97,6 +100,7 @@ impl MongodbConfig {
             prefix: settings.key_prefix.clone().unwrap_or_default(),
             timeout: settings.store_timeout,
             pem,
+            warnings: settings.warnings.clone(),
             connection,
         })
     }

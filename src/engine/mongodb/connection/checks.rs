@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mongodb::Collection;
 use mongodb::bson::{Document, doc};
+use mongodb::{Collection, Namespace};
 
-use crate::engine::Result;
 use crate::engine::mongodb::Outcome;
 use crate::engine::mongodb::connection::pool::Connected;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure, UNSATISFIABLE};
 use crate::engine::mongodb::queue::pipelines::{self, Waiter};
+use crate::engine::{Result, Warnings};
 use crate::error::EngineError;
 use crate::model::{Claim, OwnerToken, Process, Ttl};
 
@@ -22,11 +22,11 @@ const TWO_CHARACTERS: &str = "e\u{301}";
 const OTHER_SHARD_KEY: i32 = 61;
 
 /// Checks that a name is one document of the collection, and that the server executes the commands of a lock. Changes nothing.
-/// `is_router`: the server is the router of a sharded cluster.
+/// `is_router`: the server is the router of a sharded cluster. Warns if the shard key cannot be checked.
 ///
 /// # Errors
 /// Not retryable where the server or the collection cannot keep locks, or the user lacks the rights.
-pub(super) async fn check(connected: &Connected, is_router: bool) -> Result<()> {
+pub(super) async fn check(connected: &Connected, is_router: bool, warnings: Option<&Warnings>) -> Result<()> {
     let locks = &connected.locks;
     let (collation, commands) = futures_util::future::join(has_collation(locks), execute(locks)).await;
     commands.map_err(|failure| refusal(failure, locks.name()))?;
@@ -37,7 +37,7 @@ pub(super) async fn check(connected: &Connected, is_router: bool) -> Result<()> 
         )));
     }
     if is_router {
-        check_shard_key(connected).await?;
+        check_shard_key(connected, warnings).await?;
     }
     Ok(())
 }
@@ -58,6 +58,14 @@ fn refusal(failure: Failure, collection: &str) -> EngineError {
         )),
         _ => failure.during(CONNECT),
     }
+}
+
+fn unreadable_shard_key(namespace: &Namespace) -> String {
+    format!(
+        "the MongoDB user has no right to read config.collections, so holdfast cannot check the shard key of the collection \
+         {namespace}. If it is sharded by another key than _id, two shards could have the same lock. Grant the user the action \
+         find on config.collections"
+    )
 }
 
 fn other_shard_key(collection: &str) -> EngineError {
@@ -109,14 +117,16 @@ async fn execute(locks: &Collection<Document>) -> Outcome<()> {
 }
 
 /// Checks the shard key, for servers that need none in a filter (MongoDB 7.0 and newer). A user may lack the right to read it.
-async fn check_shard_key(connected: &Connected) -> Result<()> {
+async fn check_shard_key(connected: &Connected, warnings: Option<&Warnings>) -> Result<()> {
     let collections: Collection<Document> = connected.client.database("config").collection("collections");
     let namespace = connected.locks.namespace();
     let found = collections.find_one(doc! { "_id": namespace.to_string() }).await;
     match found.map_err(Failure) {
         Ok(Some(sharded)) if !is_sharded_by_id(&sharded) => Err(other_shard_key(&namespace.coll)),
         Err(failure) if failure.is_unauthorized() => {
-            tracing::warn!(%namespace, "the user may not read the shard key, which must be _id");
+            if let Some(warnings) = warnings {
+                warnings.warn(unreadable_shard_key(&namespace));
+            }
             Ok(())
         }
         Err(failure) => Err(failure.during(CONNECT)),

@@ -109,9 +109,12 @@ impl MongodbEngine {
             config.timeout,
         );
         let connected = pool.connected();
-        timeout_at(deadline, checks::check(&connected, is_router))
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "to the check of the collection")))?;
+        timeout_at(
+            deadline,
+            checks::check(&connected, is_router, config.warnings.as_deref()),
+        )
+        .await
+        .unwrap_or_else(|_| Err(late(limit, "to the check of the collection")))?;
         timeout_at(deadline, ttl_index::ensure(&connected.locks))
             .await
             .unwrap_or_else(|_| Err(late(limit, "to the check of the TTL index")))?;

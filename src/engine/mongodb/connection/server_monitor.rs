@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use mongodb::bson::Document;
 use mongodb::bson::oid::ObjectId;
@@ -26,6 +27,9 @@ const DEFAULT_PORT: u16 = 27017;
 /// The majority counts as late if it is further behind the primary than this, in milliseconds.
 const LATE_MS: i64 = 2000;
 
+/// How long an unconfirmed write marks the set as without majority, if the primary does not report in this time.
+const UNCONFIRMED_FOR: Duration = Duration::from_secs(15);
+
 /// The state of the servers of a URL.
 #[derive(Debug)]
 pub(crate) struct ServerMonitor {
@@ -38,7 +42,8 @@ pub(crate) struct ServerMonitor {
     election: watch::Sender<Option<ObjectId>>,
     /// The last answer of a server to the driver's monitor, in nanoseconds of [`Moment`].
     answered: AtomicU64,
-    is_without_majority: AtomicBool,
+    /// The end of the state "without majority", in nanoseconds of [`Moment`]. 0: there is a majority.
+    without_majority_until: AtomicU64,
 }
 
 /// The state of one server.
@@ -84,7 +89,7 @@ impl ServerMonitor {
             topology: Mutex::default(),
             election: watch::Sender::new(None),
             answered: AtomicU64::new(0),
-            is_without_majority: AtomicBool::new(false),
+            without_majority_until: AtomicU64::new(0),
         })
     }
 
@@ -95,7 +100,8 @@ impl ServerMonitor {
             SdamEvent::ServerHeartbeatSucceeded(heartbeat) => {
                 monitor.answered.store(Moment::now().to_nanos(), Relaxed);
                 if let Some(is_late) = is_majority_late(&heartbeat.reply) {
-                    monitor.is_without_majority.store(is_late, Relaxed);
+                    let until = if is_late { u64::MAX } else { 0 };
+                    monitor.without_majority_until.store(until, Relaxed);
                 }
                 let mismatch = monitor.replica_set_mismatch(&heartbeat.reply);
                 let state = mismatch.map_or(ServerState::Usable, ServerState::Unusable);
@@ -148,12 +154,14 @@ impl ServerMonitor {
     /// Whether the members of the replica set confirm no writes: too few of them are up, or they are late. The primary reports it
     /// every ten seconds.
     pub(crate) fn is_without_majority(&self) -> bool {
-        self.is_without_majority.load(Relaxed)
+        self.without_majority_until.load(Relaxed) > Moment::now().to_nanos()
     }
 
-    /// Notes that the members did not confirm a write in time.
+    /// Records that the members did not confirm a write in time. The state ends with the primary's next report, or after
+    /// [`UNCONFIRMED_FOR`]: a router sends no reports.
     pub(crate) fn note_unconfirmed(&self) {
-        self.is_without_majority.store(true, Relaxed);
+        let until = (Moment::now() + UNCONFIRMED_FOR).to_nanos();
+        self.without_majority_until.fetch_max(until, Relaxed);
     }
 
     /// Replaces the failure to find a usable server by a description of the servers.
@@ -250,5 +258,20 @@ impl ServerMonitor {
             _ => return ServerState::Usable,
         };
         ServerState::Unusable(reason.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_report_an_unconfirmed_write_counts_for_a_while() {
+        let monitor = ServerMonitor::new(&ClientOptions::default());
+        assert!(!monitor.is_without_majority());
+        monitor.note_unconfirmed();
+        assert!(monitor.is_without_majority());
+        tokio::time::advance(UNCONFIRMED_FOR).await;
+        assert!(!monitor.is_without_majority());
     }
 }

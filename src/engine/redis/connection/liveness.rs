@@ -34,7 +34,7 @@ struct Unanswered {
     last_dropped: Option<Moment>,
 }
 
-/// A call that waited less than this, or less than two usual round trips, says nothing about the connection when it is dropped.
+/// A call that waited less than this, or less than one and a half usual round trips, says nothing about the connection when it is dropped.
 pub(in super::super) const SIGNIFICANT_WAIT: Duration = Duration::from_millis(75);
 /// A call that waited for this long counts, whatever the usual round trip is: one late reply must not hide a silence for long.
 const LONG_WAIT: Duration = Duration::from_secs(1);
@@ -113,7 +113,7 @@ impl Health {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         let silence = sent.elapsed().min(unanswered.since.elapsed());
-        let is_significant = silence >= SIGNIFICANT_WAIT.max((2 * unanswered.round_trip).min(LONG_WAIT));
+        let is_significant = silence >= SIGNIFICANT_WAIT.max((unanswered.round_trip * 3 / 2).min(LONG_WAIT));
         if is_significant && unanswered.last_dropped.is_none_or(|last| last <= sent) {
             unanswered.dropped += 1;
             unanswered.last_dropped = Some(Moment::now());
@@ -178,11 +178,12 @@ mod tests {
         assert!(Health::new().unanswered().dropped == 0);
         health.sent(Moment::now());
         health.replied(Some(Duration::from_millis(300)));
+        let usual = Duration::from_millis(400);
         assert!(
-            !drop_after(long).await && !drop_after(long).await,
-            "less than two round trips"
+            !drop_after(usual).await && !drop_after(usual).await,
+            "less than one and a half round trips"
         );
-        let longer = Duration::from_millis(600);
+        let longer = Duration::from_millis(500);
         assert!(!drop_after(longer).await && drop_after(longer).await);
         health.sent(Moment::now());
         health.replied(Some(Duration::from_secs(3)));

@@ -17,6 +17,7 @@ pub(super) mod request;
 pub(super) mod version;
 
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -37,6 +38,7 @@ use super::fast_path::FastPath;
 use super::topology::sentinel;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
+use crate::event_loop::unless_it_panics;
 
 /// The capacity of the queue to the driver's task. Its default is 50.
 const QUEUE: usize = 1024;
@@ -187,11 +189,20 @@ impl Link {
                 // The next connection may lead to another server.
                 link.lose_fast_path();
             }
-            let opened = tokio::time::timeout(link.config.opening_limit(), link.open(generation)).await;
-            let opened = opened.unwrap_or_else(|_| {
-                let error = io::Error::from(io::ErrorKind::TimedOut).into();
-                Err(Failure::connect(&link.address, error))
-            });
+            let opening = pin!(tokio::time::timeout(link.config.opening_limit(), link.open(generation)));
+            let opened = match unless_it_panics(opening).await {
+                Some(Ok(opened)) => opened,
+                Some(Err(_)) => {
+                    let error = io::Error::from(io::ErrorKind::TimedOut).into();
+                    Err(Failure::connect(&link.address, error))
+                }
+                // A panic. The next call opens a new connection.
+                None => {
+                    let text = "a bug in holdfast or in its driver: the opening of the connection panicked";
+                    let error = io::Error::new(io::ErrorKind::BrokenPipe, text).into();
+                    Err(Failure::connect(&link.address, error))
+                }
+            };
             // All callers may have been dropped.
             let _ = done.send(link.publish(generation, opened));
         }));

@@ -10,7 +10,7 @@ use super::in_flight::{InFlight, Single};
 use super::transport::Arrived;
 use super::{FastPath, resp};
 use crate::clock::Moment;
-use crate::engine::redis::error::{broken, spoils_connection};
+use crate::engine::redis::error::{broken, is_forbidden, spoils_connection};
 use crate::event_loop::Socket;
 
 impl FastPath {
@@ -69,6 +69,10 @@ impl FastPath {
                         if report.is_unknown {
                             state.is_unknown();
                         }
+                        if report.error.as_ref().is_some_and(is_forbidden) {
+                            // The user may have lost the right to scripts: a lock acquired by plain commands could not be released.
+                            state.seeded = None;
+                        }
                         // Waiting calls record that themselves.
                         (0..report.sink_calls).for_each(|_| self.health.replied(None));
                         spoiled |= report.sink_calls > 0 && report.error.as_ref().is_some_and(spoils_connection);
@@ -107,12 +111,13 @@ impl FastPath {
     /// Ends the fast path after an error. Returns whether it is open.
     fn settle(&self, outcome: RedisResult<()>) -> bool {
         if let Err(error) = outcome {
+            // If this process closed the fast path, the error of the socket is only a consequence.
             if self.is_open() {
                 tracing::debug!(%error, "the fast path broke");
-            }
-            if error.kind() == redis::ErrorKind::Io {
-                // Another thread may have been first.
-                let _ = self.cause.set(error);
+                if error.kind() == redis::ErrorKind::Io {
+                    // Another thread may have been first.
+                    let _ = self.cause.set(error);
+                }
             }
             self.end();
         }

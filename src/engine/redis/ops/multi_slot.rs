@@ -2,11 +2,13 @@
 //!
 //! A script cannot use two slots. So the parts of a claim are acquired one after the other, in the order of their slots: two
 //! claims that overlap compete for the first slot that they share. An attempt that finds a busy part rolls back the other parts.
-//! An attempt of a waiter holds those before the busy one, so that callers of single names do not starve it.
+//! A waiter in a queue holds the parts before the busy one, so that callers of single names do not starve it. Until the waiter has
+//! all parts, each lease lasts at most [`WAITER_LIVENESS`]: if its process dies, these names are free soon.
 //!
 //! **One fencing token.** The token of the claim is the largest of its parts. Each part is granted with a token that is not
-//! smaller than those before it. A part whose own token is smaller in the end is acquired once more, which raises it to that of
-//! the claim. The claim is granted only then, so that the next token of each name is larger than the claim's.
+//! smaller than those before it. At the end, each part whose token is smaller is acquired again with the token of the claim, and
+//! each one whose lease is short with the ttl of the claim. The claim is granted only then, so that the next token of each name is
+//! larger than the claim's.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +17,7 @@ use futures_util::future::join_all;
 
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
-use crate::engine::{Acquired, Renewal, Renewed};
+use crate::engine::{Acquired, Renewal, Renewed, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, Key, Ttl};
 
 /// The number of rounds for a claim whose parts expire during the attempt.
@@ -56,17 +58,23 @@ impl RedisEngine {
     /// Makes one attempt for all parts.
     pub(in super::super) async fn acquire_parts(&self, parts: &[Claim], whole: &Claim) -> Result<Acquired, Failure> {
         let mut fences = vec![0; parts.len()];
+        let keeps = whole.waiting && self.waiters.known.number(&whole.owner) > 0;
+        let is_short = keeps && whole.ttl.duration() > WAITER_LIVENESS;
         for _ in 0..ROUNDS {
             let mut largest = fences.iter().copied().max().unwrap_or_default();
             for (index, part) in parts.iter().enumerate() {
-                match self.acquire(part, whole, largest, false).await {
+                let mut part = part.clone();
+                if is_short {
+                    part.ttl = Ttl::clamped(WAITER_LIVENESS);
+                }
+                match self.acquire(&part, whole, largest, false).await {
                     Ok(Acquired::Granted { fence: Fence(fence) }) => {
                         fences[index] = fence;
                         largest = largest.max(fence);
                     }
                     Ok(Acquired::Held { key, retry_after }) => {
-                        // A waiter keeps the parts before the busy one, and its next attempt extends them.
-                        let kept = if whole.waiting { index } else { 0 };
+                        // The next attempt of the waiter extends the kept parts.
+                        let kept = if keeps { index } else { 0 };
                         self.roll_back_parts(&parts[kept..], index - kept).await?;
                         return Ok(Acquired::Held { key, retry_after });
                     }
@@ -77,13 +85,16 @@ impl RedisEngine {
                     }
                 }
             }
-            let behind: Vec<usize> = (0..parts.len()).filter(|index| fences[*index] < largest).collect();
+            let needs_update = |index: &usize| is_short || fences[*index] < largest;
+            let outdated: Vec<usize> = (0..parts.len()).filter(needs_update).collect();
             let raise = |index: &usize| self.attempt(&parts[*index], whole, None, largest);
-            let raised = join_all(behind.iter().map(raise)).await;
-            for (index, raised) in behind.into_iter().zip(raised) {
-                if let Acquired::Granted { fence: Fence(fence) } = raised? {
-                    fences[index] = fence;
-                }
+            let raised = join_all(outdated.iter().map(raise)).await;
+            for (index, raised) in outdated.into_iter().zip(raised) {
+                fences[index] = match raised? {
+                    Acquired::Granted { fence: Fence(fence) } => fence,
+                    // The part has expired, and has another holder.
+                    Acquired::Held { .. } => 0,
+                };
             }
             if fences.iter().all(|fence| *fence == largest) {
                 return Ok(Acquired::Granted { fence: Fence(largest) });

@@ -87,7 +87,7 @@ impl RedisEngine {
             (Route::Cluster(cluster), [key]) => {
                 let smaller = self.split_release_call(key, claim.owner.as_str(), keep);
                 let scripts: [(&Script, &Cmd); 2] = [(&RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
-                cluster.run_first(&scripts, slot, behind).await
+                cluster.run_first(&scripts, slot, None, behind).await
             }
             _ if behind => self.run_behind(&RELEASE, &call, slot).await,
             _ => self.route.run(&RELEASE, &call, slot).await,

@@ -9,12 +9,14 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
 
+use super::multi_slot::part;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Part;
-use crate::engine::redis::scripts::RENEW;
+use crate::engine::redis::scripts::{RENEW, Script};
+use crate::engine::redis::topology::Route;
 use crate::engine::{Answers, Renewal, Renewed};
-use crate::model::Key;
+use crate::model::{Claim, Key};
 
 /// The largest number of names in one script (more for a lease that has more of them). They block the server for some 0.2
 /// ms.
@@ -31,8 +33,19 @@ impl RedisEngine {
 
     /// Renews one lease whose names are in one slot.
     pub(in super::super) async fn renew_part(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
-        let answers = self.run_renewals(std::slice::from_ref(&renewal), &[0]).await?;
-        answers.first().copied().ok_or(UNEXPECTED)
+        match self.run_renewals(std::slice::from_ref(&renewal), &[0]).await {
+            // The slot moves, and no node has all of the names.
+            Err(failure) if failure.is_split() && renewal.claim.keys().len() > 1 => {
+                let parts: Vec<Claim> = renewal
+                    .claim
+                    .keys()
+                    .iter()
+                    .map(|key| part(renewal.claim, std::slice::from_ref(key)))
+                    .collect();
+                Box::pin(self.renew_parts(&parts, renewal.ttl)).await
+            }
+            answers => answers?.first().copied().ok_or(UNEXPECTED),
+        }
     }
 
     /// Renews many leases, and answers for each of them as soon as its script is answered.
@@ -54,9 +67,9 @@ impl RedisEngine {
                         answer(index, Ok(renewed));
                     }
                 }
-                // A permanent error may be caused by one of them, or by their being together (a proxy that spreads keys over
-                // several servers): each is renewed alone.
-                Err(failure) if group.len() > 1 && !failure.retryable() => {
+                // One lease may be the cause, or keys on several nodes (a proxy that spreads the keys, a slot that moves): each is
+                // renewed alone.
+                Err(failure) if group.len() > 1 && (failure.is_split() || !failure.retryable()) => {
                     let mut alone: FuturesUnordered<_> = group
                         .into_iter()
                         .map(|index| async move { (index, self.renew_whole(renewals[index]).await) })
@@ -98,9 +111,19 @@ impl RedisEngine {
 
     /// Runs one script for the renewals with these indices.
     async fn run_renewals(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Result<Vec<Renewed>, Failure> {
-        let call = self.renewal_call(renewals, group);
+        const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+        let has_metadata = group.iter().any(|index| renewals[*index].claim.metadata.is_some());
+        let call = self.renewal_call(renewals, group, if has_metadata { &PARTS } else { &PARTS[..2] });
         let slot = self.slot(&renewals[group[0]].claim.keys()[0]);
-        let Value::BulkString(digits) = self.run_safely(&RENEW, &call, slot, None).await? else {
+        let answer = match (&self.route, &self.replicated) {
+            (Route::Cluster(_), None) => {
+                let smaller = self.renewal_call(renewals, group, &PARTS[..1]);
+                let scripts: [(&Script, &Cmd); 2] = [(&RENEW, &call), (&RENEW, &smaller)];
+                self.route.run_first(&scripts, slot).await?
+            }
+            _ => self.run_safely(&RENEW, &call, slot, None).await?,
+        };
+        let Value::BulkString(digits) = answer else {
             return Err(UNEXPECTED);
         };
         let answers = digits.iter().map(|digit| match digit {
@@ -116,14 +139,8 @@ impl RedisEngine {
         }
     }
 
-    fn renewal_call(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Cmd {
-        const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+    fn renewal_call(&self, renewals: &[Renewal<'_>], group: &[usize], parts: &[Part]) -> Cmd {
         let claims = group.iter().map(|index| renewals[*index].claim);
-        let parts = if claims.clone().any(|claim| claim.metadata.is_some()) {
-            &PARTS[..]
-        } else {
-            &PARTS[..2]
-        };
         let names = claims.flat_map(|claim| claim.keys()).map(Key::as_str);
         let mut call = RENEW.call(&self.layout, parts, names);
         call.arg(self.fence_lasts());

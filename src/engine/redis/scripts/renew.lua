@@ -1,9 +1,10 @@
 -- Extends leases to at least their ttl from now, each of them if its owner still holds all of its names.
 --
 -- KEYS    1 .. n         the lock keys of the leases, one lease after the other
---         n+1 .. 2n      their fence companions, in the same order
---         2n+1 .. 3n     their metadata companions, only when one of the leases has metadata: a missing key prevents
---                        the execution of a script while its slot moves to another node of a cluster
+--         n+1 .. 2n      their fence companions, in the same order. The call for a slot that moves in a cluster has only the
+--                        lock keys: fence companions last much longer than the lease
+--         2n+1 .. 3n     their metadata companions, only when one of the leases has metadata, and never without the fence
+--                        companions: a missing key prevents the execution of a script while its slot moves
 -- ARGV    1  how much longer than its lease a fence companion lasts, in ms, when it is written; an hour less at the least
 --         then for each lease
 --         -  the owner's token
@@ -51,7 +52,7 @@ for a = 2, #ARGV, 3 do
         end
         -- The fence companion lasts long enough: it is extended only when the end of the lease moves past a full hour (with
         -- a second of overlap, because of rounding). That saves a write for replicas and the append-only file.
-        if math.floor((now + left - 1000) / HOUR) < math.floor((now + ttl) / HOUR) then
+        if KEYS[n + i] and math.floor((now + left - 1000) / HOUR) < math.floor((now + ttl) / HOUR) then
           redis.call('PEXPIRE', KEYS[n + i], ttl + kept)
         end
       end

@@ -66,6 +66,7 @@ async fn a_missing_right_is_named_and_no_lock_is_left() {
         (&["-evalsha"], "'evalsha' command"),
         (&["-zadd"], "ZADD"),
         (&["-zcount"], "ZCOUNT"),
+        (&["-subscribe"], "'subscribe' command"),
         (&["resetchannels"], "PUBLISH"),
         (&["resetkeys", "~lock:*"], "~holdfast:*"),
     ] {

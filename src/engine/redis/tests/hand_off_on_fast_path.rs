@@ -125,6 +125,7 @@ async fn a_refused_subscription_leaves_the_process_on_the_ordinary_connection() 
         opened(&server, false).await,
         server.other().await,
     );
+    let new = opened(&server, true).await;
     // Only the second subscription is refused.
     let _channel = ours.waiters.listen(0).await.unwrap();
     other.run::<()>("ACL SETUSER default -subscribe").await;
@@ -135,7 +136,6 @@ async fn a_refused_subscription_leaves_the_process_on_the_ordinary_connection() 
     assert!(ours.link().current_fast_path().is_some());
     assert_eq!(subscriptions(&ours, &mut other).await, 1);
     // A process that was never subscribed does not enter a queue.
-    let new = opened(&server, true).await;
     let holder = claim("n");
     acquire(&ours, &holder).await;
     assert!(new.try_acquire(&waiting("n")).await.is_err());

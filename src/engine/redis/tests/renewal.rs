@@ -7,7 +7,7 @@ use crate::error::EngineError;
 type Answer = std::result::Result<Renewed, EngineError>;
 
 /// Renews each claim with this ttl, and returns the answers in the order of the claims.
-async fn renew_all(engine: &RedisEngine, claims: &[Claim], ttl: Duration) -> Vec<Answer> {
+pub(super) async fn renew_all(engine: &RedisEngine, claims: &[Claim], ttl: Duration) -> Vec<Answer> {
     let ttl = Ttl::clamped(ttl);
     let renewals: Vec<Renewal<'_>> = claims.iter().map(|claim| Renewal { claim, ttl }).collect();
     let mut answers: Vec<Option<Answer>> = claims.iter().map(|_| None).collect();

@@ -88,7 +88,7 @@ impl Route {
     /// Runs a script, or a smaller one for a name whose keys are not all on one node of a cluster (see [`Cluster::run_first`]).
     pub(super) async fn run_first(&self, scripts: &[(&Script, &Cmd)], slot: u16) -> Result<Value, Failure> {
         match (self, scripts) {
-            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, false)).await,
+            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, None, false)).await,
             (Route::One(link), [(script, call), ..]) => link.run_as(script, call, None).await,
             (Route::One(_), []) => Err(Failure::Unserved),
         }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::{try_join, try_join_all};
 use redis::Value;
 
 use super::Route;
@@ -18,7 +19,24 @@ use crate::engine::redis::scripts::RIGHTS;
 const NAMES: usize = 256;
 
 impl Route {
-    /// Checks the rights of the user on a server that has just answered, and warns if it evicts locks.
+    /// Checks the rights of the user on the server that has just answered and, in a cluster, on each other master. Warns of servers
+    /// that evict locks. Ignores other masters that do not answer.
+    ///
+    /// # Errors
+    /// See [`Route::check_rights`].
+    pub(in super::super) async fn check_all(&self, greeted: &Arc<Link>, layout: &Layout) -> Result<(), Failure> {
+        let servers = self.servers().await?.into_iter();
+        let others: Vec<_> = servers.filter(|server| !Arc::ptr_eq(server, greeted)).collect();
+        let others = try_join_all(others.iter().map(async |server| {
+            match tokio::time::timeout(server.limit() / 4, self.check(server, layout, None)).await {
+                Ok(Err(failure)) if !failure.retryable() => Err(failure),
+                _ => Ok(()),
+            }
+        }));
+        try_join(self.check(greeted, layout, None), others).await.map(|_| ())
+    }
+
+    /// Checks the rights of the user on one server, and warns if it evicts locks. `channel` as for [`Route::check_rights`].
     ///
     /// # Errors
     /// See [`Route::check_rights`].
@@ -33,8 +51,8 @@ impl Route {
         checked
     }
 
-    /// Runs a script that changes nothing with `EVAL` and `EVALSHA`, and in it every command that the other scripts use.
-    /// `channel`: the prefix of the channels of a quorum; `None` for any other server.
+    /// Runs a script that changes nothing with `EVAL` and `EVALSHA`, and in it every command that the other scripts use. Then
+    /// subscribes to a channel, as waiters do (not on a quorum). `channel`: the prefix of the channels of a quorum; `None` for any other server.
     ///
     /// # Errors
     /// The first refusal. Retryable errors are ignored, because they do not concern rights.
@@ -70,7 +88,13 @@ impl Route {
                 Err(failure) => return Err(failure),
             }
         }
-        Ok(())
+        if channel.is_some() {
+            return Ok(());
+        }
+        match self.listen(slot, &name, Arc::new(|_| {})).await {
+            Err(failure) if !failure.retryable() && !failure.is_moving() => Err(failure),
+            _ => Ok(()),
+        }
     }
 
     /// Returns a random name that a server has, and its slot.

@@ -20,7 +20,7 @@ use crate::model::OwnerToken;
 /// Checks that the server is PostgreSQL, and accepts writes.
 pub(super) async fn check_server(session: &PostgresSession) -> Outcome<()> {
     let query = "SELECT current_setting('transaction_read_only') || ' ' || version()";
-    let server = session.text(query).await?;
+    let server: String = session.value_of(query, &[]).await?;
     let (read_only, version) = server.split_once(' ').unwrap_or_default();
     if let Some(failure) = OF_POSTGRES.failure(session.connections(), version) {
         return Err(failure);
@@ -38,7 +38,7 @@ pub(super) async fn check_server(session: &PostgresSession) -> Outcome<()> {
 pub(super) async fn create_tables(session: &PostgresSession) -> Outcome<()> {
     let statements = session.statements();
     let text = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)";
-    let has_schema = session.value_of(text, &statements.schema).await?;
+    let has_schema = session.value_of(text, &[statements.schema.as_str()]).await?;
     session.execute(&statements.create(has_schema)).await
 }
 

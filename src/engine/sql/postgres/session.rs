@@ -336,23 +336,18 @@ impl PostgresSession {
 
     /// Reads a setting of the server for this session.
     pub(super) async fn setting(&self, name: &str) -> Outcome<String> {
-        self.value_of("SELECT coalesce(current_setting($1, true), '')", name)
+        self.value_of("SELECT coalesce(current_setting($1, true), '')", &[name])
             .await
     }
 
-    /// Returns the value that a statement with one parameter reads.
-    pub(super) async fn value_of<T: for<'r> FromSql<'r>>(&self, text: &str, parameter: &str) -> Outcome<T> {
+    /// Returns the one value that a statement with these texts as its parameters reads.
+    pub(super) async fn value_of<T: for<'r> FromSql<'r>>(&self, text: &str, parameters: &[&str]) -> Outcome<T> {
         let _pending = self.replies.expect();
-        let rows = self.client.query_typed(text, &[(&parameter, Type::TEXT)]).await;
-        let rows = rows.map_err(|error| self.server.failure(error))?;
-        let value = rows.first().and_then(|row| row.try_get(0).ok());
-        value.ok_or_else(|| Failure::unexpected(&self.server.connections, "no value"))
-    }
-
-    /// Reads one text.
-    pub(super) async fn text(&self, query: &str) -> Outcome<String> {
-        let _pending = self.replies.expect();
-        let rows = self.client.query_typed(query, &[]).await;
+        let parameters: Vec<(&(dyn ToSql + Sync), Type)> = parameters
+            .iter()
+            .map(|text| (text as &(dyn ToSql + Sync), Type::TEXT))
+            .collect();
+        let rows = self.client.query_typed(text, &parameters).await;
         let rows = rows.map_err(|error| self.server.failure(error))?;
         let value = rows.first().and_then(|row| row.try_get(0).ok());
         value.ok_or_else(|| Failure::unexpected(&self.server.connections, "no value"))

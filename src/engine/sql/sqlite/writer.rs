@@ -62,14 +62,22 @@ impl Writer {
                 }
                 Ok(false) => break,
                 Err(_) if sweep_at <= Instant::now() => {
-                    pause = if self.sweep().await { SWEEP_AGAIN } else { SWEEP_PAUSE };
+                    let swept = unless_it_panics(pin!(self.sweep())).await;
+                    if swept.is_none() {
+                        self.file.close().await;
+                    }
+                    pause = if swept == Some(true) { SWEEP_AGAIN } else { SWEEP_PAUSE };
                     sweep_at = Instant::now() + pause;
                 }
                 Err(_) => {}
             }
             if checks && check_at <= Instant::now() {
                 let began = Instant::now();
-                let pause = if self.check().await {
+                let checked = unless_it_panics(pin!(self.check())).await;
+                if checked.is_none() {
+                    self.file.close().await;
+                }
+                let pause = if checked == Some(true) {
                     CHECK_PAUSE
                 } else {
                     FAILED_CHECK_PAUSE

@@ -116,7 +116,7 @@ pub(super) struct BatchReport {
     pub(super) sink_calls: usize,
     /// The server does not know the script.
     pub(super) is_unknown: bool,
-    /// An error after which the connection may be unusable.
+    /// One of the errors: it shows whether the connection is unusable, or whether the user lost a right.
     pub(super) error: Option<RedisError>,
 }
 
@@ -170,6 +170,7 @@ impl SentBatch {
             Kind::Script => {
                 for call in self.calls {
                     let answer = resp::value(replies.next()?)?.extract_error();
+                    report.error = report.error.or_else(|| answer.as_ref().err().cloned());
                     call.deliver(answer.map(Outcome::Answer));
                 }
             }

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::cluster_nodes::{Nodes, home, one_each, slot_of_name};
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::{Renewed, WAITER_LIVENESS};
 
 mod contract {
     use super::*;
@@ -258,6 +258,40 @@ async fn waiters_are_notified_on_every_node_that_their_slot_moves_to() {
         subscribers == 0
     })
     .await;
+}
+
+/// If the process of the waiter dies, the earlier names are free soon. A grant of all names has the whole ttl.
+#[tokio::test]
+async fn a_waiter_of_several_slots_holds_the_earlier_ones_for_a_short_time() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    let (ours, theirs) = (nodes.engine().await, nodes.engine().await);
+    let names = one_each();
+    let busy = claim(&names[2]);
+    acquire(&theirs, &busy).await;
+    let mut all = claim_of(&names);
+    (all.waiting, all.ttl) = (true, Ttl::clamped(LONG * 20));
+    let _subscription = ours.subscribe(&all, &key(&names[2])).await.unwrap();
+    let left = async || {
+        let info = theirs.inspect(&key(&names[0])).await.unwrap();
+        info.and_then(|info| info.remaining)
+    };
+    for is_held in [false, true] {
+        let tried = ours.try_acquire(&all).await.unwrap();
+        assert!(matches!(tried, Acquired::Held { .. }), "{tried:?}");
+        let left = left().await;
+        assert_eq!(left.is_some(), is_held, "from the second attempt on");
+        assert!(left.is_none_or(|left| left <= WAITER_LIVENESS), "{left:?}");
+    }
+    release(&theirs, &busy).await;
+    eventually("a grant", async || {
+        matches!(ours.try_acquire(&all).await.unwrap(), Acquired::Granted { .. })
+    })
+    .await;
+    for name in &names {
+        let info = theirs.inspect(&key(name)).await.unwrap().expect("the holder");
+        assert!(info.remaining > Some(LONG * 19), "{:?}", info.remaining);
+    }
+    release(&ours, &all).await;
 }
 
 #[tokio::test]

@@ -103,6 +103,22 @@ async fn the_documented_rights_suffice_in_a_cluster() {
 }
 
 #[tokio::test]
+async fn a_right_that_is_missing_on_one_node_is_named() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    for (index, node) in nodes.nodes.iter().enumerate() {
+        let mut rights = rights_for("in a cluster");
+        if index == 2 {
+            rights.push("-zadd");
+        }
+        set_user(&mut node.other().await, "pw", &rights).await;
+    }
+    let url = nodes.url().replace("://", "://holdfast:pw@");
+    let config = RedisConfig::parse(&url, &settings("lock:")).unwrap();
+    let error = RedisEngine::connect(config).await.unwrap_err();
+    assert!(!error.retryable && error.to_string().contains("ZADD"), "{error}");
+}
+
+#[tokio::test]
 async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate() {
     let Some(files) = Certificates::make() else { return };
     let options = files.options();

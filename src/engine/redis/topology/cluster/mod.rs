@@ -104,18 +104,7 @@ impl Cluster {
         slot: u16,
         as_attempt: AsAttempt<'_>,
     ) -> Result<Value, Failure> {
-        self.run_with(&[(script, call)], slot, as_attempt, false).await
-    }
-
-    /// Runs the first of these scripts that a node executes: each has fewer keys than the one before, for a name whose keys are not
-    /// all on the same node because its slot moves. `behind` as for [`Cluster::run_behind`].
-    pub(in super::super) async fn run_first(
-        self: &Arc<Self>,
-        scripts: &[(&Script, &Cmd)],
-        slot: u16,
-        behind: bool,
-    ) -> Result<Value, Failure> {
-        self.run_with(scripts, slot, None, behind).await
+        self.run_first(&[(script, call)], slot, as_attempt, false).await
     }
 
     /// Runs a script on the ordinary connection, after all earlier commands on the fast path to the node that executes it. The
@@ -127,11 +116,13 @@ impl Cluster {
         call: &Cmd,
         slot: u16,
     ) -> Result<Value, Failure> {
-        self.run_with(&[(script, call)], slot, None, true).await
+        self.run_first(&[(script, call)], slot, None, true).await
     }
 
-    /// Runs a script: first on the fast path, where calls have one reply each and no `ASKING`, or `behind` the commands there.
-    async fn run_with(
+    /// Runs the first of these scripts that a node executes: each has fewer keys than the one before, for a name whose keys are not
+    /// all on the same node because its slot moves. First on the fast path, where calls have one reply each and no `ASKING`, or
+    /// `behind` the commands there. With several scripts, the last `TRYAGAIN` is returned at once.
+    pub(in super::super) async fn run_first(
         self: &Arc<Self>,
         scripts: &[(&Script, &Cmd)],
         slot: u16,
@@ -139,6 +130,7 @@ impl Cluster {
         behind: bool,
     ) -> Result<Value, Failure> {
         let started = Instant::now();
+        let (has_smaller, mut has_paused) = (scripts.len() > 1, false);
         let mut scripts = scripts;
         let mut fast = !behind;
         let (mut backoff, mut hops) = (RETRY, 0);
@@ -167,7 +159,15 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            if failure.is_split() && !smaller.is_empty() {
+            if failure.is_split() && has_smaller {
+                // Once: usually another node has all keys a moment later.
+                if !std::mem::replace(&mut has_paused, true) {
+                    tokio::time::sleep(backoff.delay()).await;
+                    continue;
+                }
+                if smaller.is_empty() {
+                    return Err(failure);
+                }
                 scripts = smaller;
                 continue;
             }

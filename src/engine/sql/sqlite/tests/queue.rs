@@ -1,6 +1,7 @@
 //! Tests of leases, of the order of waiters, and of expired rows.
 
 use super::*;
+use crate::engine::Subscription;
 
 #[tokio::test]
 async fn expired_rows_of_one_time_names_are_removed() {
@@ -82,17 +83,23 @@ async fn a_retry_at_the_last_moment_is_consistent() {
     }
 }
 
+/// Acquires `n` on the first engine, and lets two claims of the second one wait for it.
+async fn held_with_two_waiters(a: &SqliteEngine, b: &SqliteEngine) -> (Claim, [(Claim, Box<dyn Subscription>); 2]) {
+    let holder = claim(&["n"], 60_000);
+    assert!(granted(a, &holder).await);
+    let (first, second) = (waiting(&["n"], 60_000), waiting(&["n"], 60_000));
+    let first_changes = b.subscribe(&first, &key("n")).await.unwrap();
+    let second_changes = b.subscribe(&second, &key("n")).await.unwrap();
+    assert!(!granted(b, &first).await);
+    assert!(!granted(b, &second).await);
+    (holder, [(first, first_changes), (second, second_changes)])
+}
+
 #[tokio::test]
 async fn only_the_first_waiter_is_notified() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
-    let holder = claim(&["n"], 60_000);
-    assert!(granted(&a, &holder).await);
-    let (first, second) = (waiting(&["n"], 60_000), waiting(&["n"], 60_000));
-    let mut first_changes = b.subscribe(&first, &key("n")).await.unwrap();
-    let mut second_changes = b.subscribe(&second, &key("n")).await.unwrap();
-    assert!(!granted(&b, &first).await);
-    assert!(!granted(&b, &second).await);
+    let (holder, [(first, mut first_changes), (second, mut second_changes)]) = held_with_two_waiters(&a, &b).await;
     a.release(&holder, Duration::ZERO).await.unwrap();
     tokio::time::timeout(Duration::from_secs(5), first_changes.changed())
         .await
@@ -111,13 +118,7 @@ async fn only_the_first_waiter_is_notified() {
 async fn a_waiter_that_receives_no_datagrams_finds_a_release() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
-    let holder = claim(&["n"], 60_000);
-    assert!(granted(&a, &holder).await);
-    let (first, second) = (waiting(&["n"], 60_000), waiting(&["n"], 60_000));
-    let mut first_changes = b.subscribe(&first, &key("n")).await.unwrap();
-    let mut second_changes = b.subscribe(&second, &key("n")).await.unwrap();
-    assert!(!granted(&b, &first).await);
-    assert!(!granted(&b, &second).await);
+    let (holder, [(first, mut first_changes), (_second, mut second_changes)]) = held_with_two_waiters(&a, &b).await;
     let mut raw = raw(folder.path()).await;
     raw.execute("UPDATE locks_waiters SET wake_port = NULL").await.unwrap();
     // Other commits wake no waiter of a busy name.
