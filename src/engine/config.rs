@@ -343,7 +343,7 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         #[cfg(feature = "redis")]
         EngineConfig::Quorum(config) => opened("redis", limit, super::redis::QuorumEngine::connect(*config)).await,
         #[cfg(feature = "etcd")]
-        EngineConfig::Etcd(config) => opened("etcd", limit, super::etcd::EtcdEngine::connect(*config)).await,
+        EngineConfig::Etcd(config) => opened("etcd", limit, super::etcd::connect(*config)).await,
         #[cfg(feature = "mongodb")]
         EngineConfig::Mongodb(config) => {
             opened("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await
@@ -353,9 +353,7 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         #[cfg(feature = "postgres")]
         EngineConfig::Postgres(config) => opened("postgres", limit, super::sql::PostgresEngine::connect(*config)).await,
         #[cfg(feature = "zookeeper")]
-        EngineConfig::Zookeeper(config) => {
-            opened("zookeeper", limit, super::zookeeper::ZookeeperEngine::connect(*config)).await
-        }
+        EngineConfig::Zookeeper(config) => opened("zookeeper", limit, super::zookeeper::connect(*config)).await,
     }
 }
 

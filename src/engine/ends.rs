@@ -57,21 +57,34 @@ impl<K: Hash + Ord + Clone, V: Clone> Ends<K, V> {
 
     /// Returns a value, and makes it end at `end` if that is later than its end.
     pub(super) fn extend(&self, key: &K, end: Moment) -> Option<V> {
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        let (at, value) = state.values.get_mut(key)?;
-        if end > *at {
-            state.order.remove(&(*at, key.clone()));
-            state.order.insert((end, key.clone()));
-            *at = end;
-        }
-        Some(value.clone())
+        let mut extended = None;
+        self.update(key, |at, value| {
+            extended = Some(value.clone());
+            (end > at).then_some(end)
+        });
+        extended
     }
 
     /// Returns a value and its end.
-    #[cfg(any(feature = "etcd", test))]
     pub(super) fn get(&self, key: &K) -> Option<(Moment, V)> {
         self.state.lock().values.get(key).cloned()
+    }
+
+    /// Calls a function with the end and the value. Makes the value end at the moment that it returns, and returns whether there is one.
+    pub(super) fn update(&self, key: &K, change: impl FnOnce(Moment, &mut V) -> Option<Moment>) -> bool {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let Some((at, value)) = state.values.get_mut(key) else {
+            return false;
+        };
+        let Some(end) = change(*at, value) else { return false };
+        state.order.remove(&(*at, key.clone()));
+        state.order.insert((end, key.clone()));
+        *at = end;
+        if end < state.wakes_at {
+            self.is_earlier.notify_one();
+        }
+        true
     }
 
     /// Removes a value.
@@ -83,7 +96,6 @@ impl<K: Hash + Ord + Clone, V: Clone> Ends<K, V> {
     }
 
     /// Whether a value satisfies a condition.
-    #[cfg(any(feature = "etcd", test))]
     pub(super) fn any(&self, condition: impl Fn(&V) -> bool) -> bool {
         self.state.lock().values.values().any(|(_, value)| condition(value))
     }

@@ -27,8 +27,6 @@ mod ends;
 mod entries;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-#[cfg(feature = "zookeeper")]
-pub mod zookeeper;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod hand_off;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
@@ -61,6 +59,8 @@ pub mod sql;
 mod tls;
 mod tls_files;
 mod warnings;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 pub use config::{EngineConfig, Settings, connect};
 pub use credentials::{Credentials, Login};

@@ -45,6 +45,11 @@ impl Class {
         Class::Seconds(least.next_multiple_of(step))
     }
 
+    /// Whether it is long enough for a ttl.
+    pub(super) fn is_for(self, ttl: Ttl) -> bool {
+        matches!(self, Class::Seconds(_)) && self.seconds() >= Class::of(ttl).seconds()
+    }
+
     fn seconds(self) -> u64 {
         match self {
             Class::Waiters => OF_WAITERS,
@@ -99,7 +104,7 @@ impl Leases {
         }
         let sent = Moment::now();
         let ttl = class.seconds() as i64;
-        let answer: LeaseResponse = self.client.call(GRANT, &LeaseGrantRequest { ttl }, &|| None).await?;
+        let answer: LeaseResponse = self.client.call(GRANT, &LeaseGrantRequest { ttl }, None).await?;
         let lease = Arc::new(Lease {
             id: answer.id,
             // Members with long election timeouts grant more.
@@ -124,6 +129,11 @@ impl Leases {
         self.leases.lock().values().find(|lease| lease.id == id).cloned()
     }
 
+    pub(super) fn class_of(&self, id: i64) -> Option<Class> {
+        let leases = self.leases.lock();
+        leases.iter().find(|(_, lease)| lease.id == id).map(|(class, _)| *class)
+    }
+
     /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks.
     pub(super) fn end_of(&self, id: i64) -> Option<Moment> {
         Some(self.current(id)?.ends() - RESERVE)
@@ -145,7 +155,7 @@ impl Leases {
     async fn keep(&self, lease: &Lease) -> Outcome<bool> {
         let sent = Moment::now();
         let request = LeaseRequest { id: lease.id };
-        let answer: LeaseResponse = self.client.call(KEEP_ALIVE, &request, &|| None).await?;
+        let answer: LeaseResponse = self.client.call(KEEP_ALIVE, &request, None).await?;
         if answer.ttl <= 0 {
             self.forget(lease.id);
             return Ok(false);
@@ -164,7 +174,7 @@ impl Leases {
             Ok(Ok(true)) => Some(INTERVAL),
             Ok(Ok(false)) => None,
             Ok(Err(failure)) => {
-                tracing::debug!(error = %failure.of("keepAlive"), "the lease of the waiters was not kept alive");
+                tracing::debug!(failure = ?failure.failure(), "the lease of the waiters was not kept alive");
                 Some(RETRY)
             }
             Err(_) => Some(RETRY),
@@ -180,7 +190,7 @@ impl Leases {
     pub(super) async fn close(&self, has_entries: impl Fn(i64) -> bool) {
         let leases: Vec<i64> = self.leases.lock().drain().map(|(_, lease)| lease.id).collect();
         for id in leases.into_iter().filter(|id| !has_entries(*id)) {
-            let _: Outcome<LeaseResponse> = self.client.call(REVOKE, &LeaseRequest { id }, &|| None).await;
+            let _: Outcome<LeaseResponse> = self.client.call(REVOKE, &LeaseRequest { id }, None).await;
         }
     }
 }

@@ -9,15 +9,11 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::client::messages::{
-    Event, RangeRequest, WatchCancelRequest, WatchCreateRequest, WatchOp, WatchRequest, WatchResponse,
-};
+use super::client::messages::{Event, WatchCancelRequest, WatchCreateRequest, WatchOp, WatchRequest, WatchResponse};
 use super::client::{Outcome, Status, WatchStream};
-use super::core::Core;
-use super::entry::Stored;
-use super::ops::PAGE;
+use super::store::Etcd;
 use crate::backoff::Backoff;
-use crate::engine::entries::{Change, Entry, Watch};
+use crate::engine::entries::{Change, Entry, Share, Stored, Watch};
 use crate::model::Key;
 
 /// The kind of an event that deletes a key.
@@ -27,44 +23,37 @@ const DELETED: i32 = 1;
 type Read = BoxFuture<'static, (Key, i64, Outcome<(u64, Vec<Entry>)>)>;
 
 /// Opens and closes watches as they are requested, and reports the changes of their names. Ends with the engine.
-pub(super) async fn run(core: Arc<Core>, mut requests: UnboundedReceiver<Watch>) {
-    let closed = core.closed.clone();
-    let watching = async {
-        let mut backoff = Backoff::for_store();
-        let mut last_id = 0;
-        loop {
-            if core.entries.is_empty() && requests.recv().await.is_none() {
-                return;
-            }
-            let (failure, was_read) = match core.client.watch().await {
-                Ok(stream) => {
-                    let mut watches = Watches::new(&core, stream, last_id);
-                    let status = watches.serve(&mut requests, &mut backoff).await;
-                    last_id = watches.last_id;
-                    (core.client.watch_failed(watches.stream, status), watches.was_read)
-                }
-                Err(failure) => (failure, false),
-            };
-            tracing::debug!(error = %failure.of("watch"), "the watches were lost");
-            for name in core.entries.names() {
-                core.entries.lost(&name);
-                // Attempts of the waiters report an outage, or a missing permission.
-                if !was_read {
-                    core.entries.wake_name(&name);
-                }
-            }
-            tokio::time::sleep(backoff.delay()).await;
+pub(super) async fn run(store: Arc<Etcd>, mut requests: UnboundedReceiver<Watch>) {
+    let mut backoff = Backoff::for_store();
+    let mut last_id = 0;
+    loop {
+        if store.local.is_empty() && requests.recv().await.is_none() {
+            return;
         }
-    };
-    tokio::select! {
-        () = closed.cancelled() => {}
-        () = watching => {}
+        let (failure, was_read) = match store.client.watch().await {
+            Ok(stream) => {
+                let mut watches = Watches::new(&store, stream, last_id);
+                let status = watches.serve(&mut requests, &mut backoff).await;
+                last_id = watches.last_id;
+                (store.client.watch_failed(watches.stream, status), watches.was_read)
+            }
+            Err(failure) => (failure, false),
+        };
+        tracing::debug!(failure = ?failure.failure(), "the watches were lost");
+        for name in store.local.names() {
+            store.local.lost(&name);
+            // Attempts of the waiters report an outage, or a missing permission.
+            if !was_read {
+                store.local.wake_name(&name);
+            }
+        }
+        tokio::time::sleep(backoff.delay()).await;
     }
 }
 
 /// The watches on one stream.
 struct Watches<'a> {
-    core: &'a Arc<Core>,
+    store: &'a Arc<Etcd>,
     stream: WatchStream,
     names: HashMap<i64, Key>,
     ids: HashMap<Key, i64>,
@@ -75,9 +64,9 @@ struct Watches<'a> {
 }
 
 impl<'a> Watches<'a> {
-    fn new(core: &'a Arc<Core>, stream: WatchStream, last_id: i64) -> Self {
+    fn new(store: &'a Arc<Etcd>, stream: WatchStream, last_id: i64) -> Self {
         Watches {
-            core,
+            store,
             stream,
             names: HashMap::new(),
             ids: HashMap::new(),
@@ -89,7 +78,7 @@ impl<'a> Watches<'a> {
 
     /// Serves the names until the stream fails. Returns why.
     async fn serve(&mut self, requests: &mut UnboundedReceiver<Watch>, backoff: &mut Backoff) -> Status {
-        for name in self.core.entries.names() {
+        for name in self.store.local.names() {
             if let Err(status) = self.open(name) {
                 return status;
             }
@@ -117,7 +106,7 @@ impl<'a> Watches<'a> {
             return Ok(());
         }
         self.last_id += 1;
-        let (key, range_end) = self.core.layout.range(&name);
+        let (key, range_end) = self.store.layout.range(&name);
         self.names.insert(self.last_id, name.clone());
         self.ids.insert(name, self.last_id);
         self.send(WatchOp::Create(WatchCreateRequest {
@@ -148,9 +137,9 @@ impl<'a> Watches<'a> {
             return Err(Status::cancelled(&message.cancel_reason));
         }
         if message.created {
-            if self.core.entries.begin_read(name) {
+            if self.store.local.begin_read(name) {
                 self.reads
-                    .push(read(self.core.clone(), name.clone(), message.watch_id).boxed());
+                    .push(read(self.store.clone(), name.clone(), message.watch_id).boxed());
             }
             return Ok(());
         }
@@ -165,8 +154,7 @@ impl<'a> Watches<'a> {
                 changes.extend(self.change(name, next));
                 event = None;
             }
-            let granted = self.core.entries.changed(name, revision.max(0) as u64, changes);
-            self.core.granted(granted);
+            self.store.local.changed(name, revision.max(0) as u64, changes);
         }
         Ok(())
     }
@@ -177,9 +165,9 @@ impl<'a> Watches<'a> {
         if event.kind != DELETED && kv.create_revision != kv.mod_revision {
             return None;
         }
-        let stored = self.core.layout.read_of(name, kv);
+        let stored = self.store.layout.entry(name, &kv);
         Some(match event.kind {
-            DELETED => Change::Deleted(stored.id.into()),
+            DELETED => Change::Deleted(stored.id),
             _ => Change::Created(entry(stored)),
         })
     }
@@ -190,45 +178,31 @@ impl<'a> Watches<'a> {
         }
         let (revision, entries) = read.map_err(|failure| failure.status)?;
         self.was_read = true;
-        let granted = self.core.entries.opened(name, revision, entries);
-        self.core.granted(granted);
+        self.store.local.opened(name, revision, entries);
         Ok(())
     }
 }
 
 fn entry(stored: Stored) -> Entry {
     Entry {
-        place: stored.place(),
-        share: stored.share(),
-        id: stored.id.into(),
+        place: stored.place,
+        share: Share::LOCK,
+        id: stored.id,
     }
 }
 
 /// Reads all entries of a name.
-async fn read(core: Arc<Core>, name: Key, id: i64) -> (Key, i64, Outcome<(u64, Vec<Entry>)>) {
-    let (mut key, range_end) = core.layout.range(&name);
-    let mut entries = Vec::new();
-    let mut revision = 0;
-    loop {
-        let request = RangeRequest {
-            key,
-            range_end: range_end.clone(),
-            limit: PAGE,
-            revision,
-            ..RangeRequest::default()
-        };
-        let answer = match core.range(&request).await {
-            Ok(answer) => answer,
+async fn read(store: Arc<Etcd>, name: Key, id: i64) -> (Key, i64, Outcome<(u64, Vec<Entry>)>) {
+    let (mut entries, mut at) = (Vec::new(), 0);
+    let mut rest = Some(store.layout.range(&name));
+    while let Some(range) = rest {
+        match store.page(range, at, false).await {
+            Ok((kvs, revision, more)) => {
+                entries.extend(kvs.iter().map(|kv| entry(store.layout.entry(&name, kv))));
+                (at, rest) = (revision, more);
+            }
             Err(failure) => return (name, id, Err(failure)),
-        };
-        if revision == 0 {
-            revision = answer.header.map_or(0, |header| header.revision);
-        }
-        let last = answer.kvs.last().map(|kv| kv.key.clone());
-        entries.extend(answer.kvs.into_iter().map(|kv| entry(core.layout.read_of(&name, kv))));
-        match last {
-            Some(last) if answer.more => key = [last, vec![0]].concat(),
-            _ => return (name, id, Ok((revision.max(0) as u64, entries))),
         }
     }
+    (name, id, Ok((at.max(0) as u64, entries)))
 }

@@ -1,35 +1,31 @@
 //! What the errors of the client mean for a caller, and what to do about them.
 
-use super::client::{ConnectFailure, Failure, code};
-use crate::error::EngineError;
+use super::client::{Failure as Refusal, code};
+use crate::engine::entries::Failure;
 
-pub(super) const NAME: &str = "zookeeper";
-
-/// Creates the error of an operation at `address`.
-pub(super) fn engine_error(op: &'static str, address: &str, failure: &Failure) -> EngineError {
+/// Describes the failure of a request at `address`.
+pub(super) fn failure(refusal: Refusal, address: &str) -> Failure {
     let at = |text: &str| format!("{text} ({address})");
-    let (passes, text) = match failure {
-        Failure::Refused(code) => refused(*code, address),
-        Failure::Broken(why) => (true, at(&format!("the connection broke: {why}"))),
-        Failure::SessionEnded => (true, at("the session has ended, and with it the locks of this process")),
-        Failure::Unreachable(failure) => return unreachable(op, failure),
-        Failure::Malformed => (
+    let (passes, text) = match refusal {
+        Refusal::Refused(code) => refused(code, address),
+        Refusal::Broken(why) => (true, at(&format!("the connection broke: {why}"))),
+        Refusal::Unreachable(failure) => return failure,
+        Refusal::Malformed => (
             false,
             at("the server sent a reply that is not one of ZooKeeper's protocol"),
         ),
-        Failure::TooLong => {
+        Refusal::TooLong => {
             let text = "the request has more than 1000000 bytes, and a server takes 1 MiB (jute.maxbuffer): use fewer names in one call, \
                         shorter names or less metadata";
             (false, text.to_owned())
         }
-        Failure::Closed => (false, "the connection is closed".to_owned()),
+        Refusal::Closed => (false, "the connection is closed".to_owned()),
     };
-    EngineError::new(NAME, op, passes, text)
-}
-
-/// Creates the error of an operation for which no server could be reached.
-pub(super) fn unreachable(op: &'static str, failure: &ConnectFailure) -> EngineError {
-    EngineError::new(NAME, op, failure.passes, failure.text.clone()).not_sent()
+    Failure {
+        text,
+        passes,
+        is_sent: true,
+    }
 }
 
 /// Whether an error of a server passes, and its text.
@@ -67,8 +63,8 @@ mod tests {
 
     #[test]
     fn errors_say_what_to_do_and_whether_they_pass() {
-        let error = |failure: &Failure| engine_error("acquire", "h:2181", failure);
-        let refused = error(&Failure::Refused(code::NO_AUTH));
+        let error = |refusal: Refusal| failure(refusal, "h:2181").of("zookeeper", "acquire");
+        let refused = error(Refusal::Refused(code::NO_AUTH));
         assert!(
             !refused.retryable && refused.to_string().contains("NoAuth (-102)"),
             "{refused}"
@@ -78,12 +74,15 @@ mod tests {
                 .to_string()
                 .starts_with("zookeeper: acquire failed: the server at h:2181")
         );
-        let broken = error(&Failure::Broken("reset".into()));
+        let broken = error(Refusal::Broken("reset".into()));
         assert!(broken.retryable && broken.may_be_executed, "{broken}");
-        let text = "h:2181: cannot connect: refused".to_owned();
-        let unreachable = error(&Failure::Unreachable(ConnectFailure { text, passes: true }));
+        let unreachable = error(Refusal::Unreachable(Failure {
+            text: "h:2181: cannot connect: refused".to_owned(),
+            passes: true,
+            is_sent: false,
+        }));
         assert!(unreachable.retryable && !unreachable.may_be_executed, "{unreachable}");
-        assert!(error(&Failure::Refused(-99)).to_string().contains("-99"));
-        assert!(!error(&Failure::TooLong).retryable && !error(&Failure::Malformed).retryable);
+        assert!(error(Refusal::Refused(-99)).to_string().contains("-99"));
+        assert!(!error(Refusal::TooLong).retryable && !error(Refusal::Malformed).retryable);
     }
 }

@@ -1,10 +1,10 @@
 //! Where the entries of a name are: Curator's layout, `<chroot>/<name>/_c_<uuid>-lock-<number>`.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
 use super::client::Access;
-use crate::engine::entries::{Entry, Share};
+use crate::engine::entries::names::{decoded, encoded};
+use crate::engine::entries::{Entry, Place, Share};
 use crate::model::{Key, OwnerToken};
 
 /// The digits of the number that the server appends to the name of an entry.
@@ -25,21 +25,20 @@ pub(super) struct Layout {
 }
 
 impl Layout {
+    /// Returns the folder of all names.
+    pub(super) fn root(&self) -> &str {
+        if self.chroot.is_empty() { "/" } else { &self.chroot }
+    }
+
     /// Returns the folder of a name's entries.
     pub(super) fn folder(&self, key: &Key) -> String {
         let name = format!("{}{}", self.prefix, key.as_str());
-        let mut path = format!("{}/", self.chroot);
-        let is_reserved = matches!(name.as_str(), "." | ".." | "zookeeper");
-        for (index, byte) in name.bytes().enumerate() {
-            let is_plain = byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
-            if is_plain && !(is_reserved && index == 0) {
-                path.push(byte.into());
-            } else {
-                // Writing to a text does not fail.
-                let _ = write!(path, "%{byte:02X}");
-            }
-        }
-        path
+        let folder = match name.as_str() {
+            "." | ".." => name.replacen('.', "%2E", 1),
+            "zookeeper" => "%7Aookeeper".to_owned(),
+            name => encoded(name),
+        };
+        format!("{}/{folder}", self.chroot)
     }
 
     /// Returns the path of an entry.
@@ -49,21 +48,7 @@ impl Layout {
 
     /// Returns the name of a folder below the chroot. `None`: it is no folder of this engine.
     pub(super) fn name_of(&self, folder: &str) -> Option<Key> {
-        let bytes = folder.as_bytes();
-        let mut name = Vec::with_capacity(bytes.len());
-        let mut at = 0;
-        while let Some(&byte) = bytes.get(at) {
-            let escaped = (byte == b'%').then(|| folder.get(at + 1..at + 3));
-            match escaped {
-                None => name.push(byte),
-                Some(digits) => {
-                    name.push(u8::from_str_radix(digits?, 16).ok()?);
-                    at += 2;
-                }
-            }
-            at += 1;
-        }
-        let name = String::from_utf8(name).ok()?;
+        let name = decoded(folder)?;
         Key::new(name.strip_prefix(&self.prefix)?).ok()
     }
 
@@ -126,9 +111,9 @@ impl Child {
     }
 
     /// Returns the name of an entry of another owner in the same place.
-    pub(super) fn replaced(&self, owner: &OwnerToken) -> String {
-        let number = self.name.len() - NUMBER_DIGITS;
-        Self::prefix_of(owner) + &self.name[number..]
+    pub(super) fn replaced(name: &str, owner: &OwnerToken) -> String {
+        let number = name.len().saturating_sub(NUMBER_DIGITS);
+        Self::prefix_of(owner) + name.get(number..).unwrap_or_default()
     }
 
     pub(super) fn is_of(&self, owner: &OwnerToken) -> bool {
@@ -143,16 +128,21 @@ impl Child {
             .into()
     }
 
-    /// Returns the entry for the mirror of the name.
+    /// Returns its place.
     ///
     /// # Behavior
     /// A transfer creates an entry with the number of the old one, before it deletes that. So a place has a second part.
-    pub(super) fn mirrored(&self) -> Entry {
+    pub(super) fn place(&self) -> Place {
         let id = self.id();
         let second = id.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        (self.number, second.unwrap_or_default())
+    }
+
+    /// Returns the entry for the mirror of the name.
+    pub(super) fn mirrored(&self) -> Entry {
         Entry {
-            place: (self.number, second.unwrap_or_default()),
-            id,
+            place: self.place(),
+            id: self.id(),
             share: Share::LOCK,
         }
     }
@@ -235,9 +225,9 @@ mod tests {
             .map(|child| child.number)
             .collect();
         assert_eq!(owned, [7]);
-        assert_eq!(children[2].mirrored().place, (7, 0x0011_2233));
+        assert_eq!(children[2].place(), (7, 0x0011_2233));
         let next = OwnerToken::fresh();
-        let replaced = Child::parse(&children[2].replaced(&next)).unwrap();
+        let replaced = Child::parse(&Child::replaced(&children[2].name, &next)).unwrap();
         assert!(replaced.is_of(&next) && replaced.number == 7);
     }
 }

@@ -2,14 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{Method, Request, Version};
@@ -18,7 +15,6 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::Unanswered;
 use super::framing::{Frames, MAX_MESSAGE};
 use super::liveness::{HEALTH, close_when_silent};
 use super::status::Status;
@@ -26,6 +22,7 @@ use super::tls::{Io, secured};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::target::Server;
+use crate::model::{Claim, OwnerToken};
 
 /// An open connection. Dropping it closes it after its last request.
 pub(in crate::engine::etcd) struct Connection {
@@ -38,23 +35,25 @@ pub(in crate::engine::etcd) struct Connection {
 pub(super) struct State {
     pub closed: CancellationToken,
     requests: Mutex<Requests>,
+    /// A request was answered.
+    answered: Notify,
     /// There are requests.
     pub begun: Notify,
     /// It was closed because the server did not answer.
     pub is_silent: AtomicBool,
 }
 
-/// The requests without an answer, with the times of their sending.
+/// The requests without an answer, with the times of their sending, and the owners of attempts.
 #[derive(Default)]
 struct Requests {
     last: u64,
-    sent: BTreeMap<u64, Moment>,
+    sent: BTreeMap<u64, (Moment, Option<OwnerToken>)>,
 }
 
 impl State {
     /// Returns when the oldest request without an answer was sent.
     pub(super) fn oldest(&self) -> Option<Moment> {
-        self.requests.lock().sent.values().next().copied()
+        self.requests.lock().sent.values().next().map(|(sent, _)| *sent)
     }
 }
 
@@ -64,6 +63,7 @@ struct Sent(Arc<State>, u64);
 impl Drop for Sent {
     fn drop(&mut self) {
         self.0.requests.lock().sent.remove(&self.1);
+        self.0.answered.notify_waiters();
     }
 }
 
@@ -90,6 +90,7 @@ impl Connection {
         let state = Arc::new(State {
             closed: CancellationToken::new(),
             requests: Mutex::default(),
+            answered: Notify::new(),
             begun: Notify::new(),
             is_silent: AtomicBool::new(false),
         });
@@ -151,17 +152,17 @@ impl Connection {
         }
     }
 
-    /// Makes a request with one message and one answer. Calls `begin` before the first byte can be sent. If it returns a value, the
-    /// answer is awaited even when this future is dropped.
+    /// Makes a request with one message and one answer, which is awaited even when this future is dropped. `attempt`: the claim of an
+    /// attempt, which is marked as sent.
     pub(super) async fn unary(
-        self: &Arc<Self>,
+        &self,
         path: &str,
         token: Option<&str>,
         message: Bytes,
-        begin: &(dyn Fn() -> Option<Unanswered> + Sync),
+        attempt: Option<&Claim>,
     ) -> Result<BytesMut, Status> {
         let (mut sender, request) = self.begin(path, token).await?;
-        let unanswered = begin();
+        attempt.inspect(|claim| claim.mark_sent());
         let sent = {
             let mut requests = self.state.requests.lock();
             requests.last += 1;
@@ -169,32 +170,41 @@ impl Connection {
             if requests.sent.is_empty() {
                 self.state.begun.notify_one();
             }
-            requests.sent.insert(number, Moment::now());
+            let owner = attempt.map(|claim| claim.owner.clone());
+            requests.sent.insert(number, (Moment::now(), owner));
             Sent(self.state.clone(), number)
         };
         let (answer, mut stream) = sender.send_request(request, false).map_err(|error| broken(&error))?;
         stream.send_data(message, true).map_err(|error| broken(&error))?;
-        let connection = self.clone();
-        let is_continued = unanswered.is_some();
-        let answer = async move {
-            let _guards = (unanswered, sent);
+        let answering = async move {
+            let state = &sent.0;
             let answer = tokio::select! {
                 biased;
                 answer = read_answer(answer) => answer,
-                () = connection.state.closed.cancelled() => Err(closed()),
+                () = state.closed.cancelled() => Err(closed()),
             };
             match answer {
-                Err(Status::Broken(_)) if connection.state.is_silent.load(Relaxed) => {
+                Err(Status::Broken(_)) if state.is_silent.load(Relaxed) => {
                     Err(Status::Broken("the server did not answer".into()))
                 }
                 answer => answer,
             }
         };
-        Continued {
-            future: Some(answer.boxed()),
-            is_continued,
+        tokio::spawn(answering.boxed()).await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Waits until no attempt of an owner is without an answer: etcd executes the requests of a connection in any order.
+    pub(super) async fn answered(&self, owner: &OwnerToken) {
+        loop {
+            let answered = self.state.answered.notified();
+            tokio::pin!(answered);
+            answered.as_mut().enable();
+            let is_of = |(_, sent): &(Moment, Option<OwnerToken>)| sent.as_ref() == Some(owner);
+            if !self.state.requests.lock().sent.values().any(is_of) {
+                return;
+            }
+            answered.await;
         }
-        .await
     }
 
     /// Opens a stream of messages in both directions.
@@ -213,34 +223,6 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// A future that a task completes when it is dropped.
-struct Continued<T: Send + 'static> {
-    future: Option<BoxFuture<'static, T>>,
-    is_continued: bool,
-}
-
-impl<T: Send + 'static> Future for Continued<T> {
-    type Output = T;
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let Some(future) = &mut self.future else {
-            return Poll::Pending;
-        };
-        let answer = std::task::ready!(future.poll_unpin(context));
-        self.future = None;
-        Poll::Ready(answer)
-    }
-}
-
-impl<T: Send + 'static> Drop for Continued<T> {
-    fn drop(&mut self) {
-        if let Some(future) = self.future.take().filter(|_| self.is_continued)
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn(future.map(drop));
-        }
     }
 }
 

@@ -57,7 +57,7 @@ messages! {
     /// `sort_target`: 0: by the key, 2: by `create_revision`.
     RangeRequest {
         key: Vec<u8> [bytes = "vec"] "1" range_end: Vec<u8> [bytes = "vec"] "2" limit: i64 [int64] "3"
-        revision: i64 [int64] "4" sort_order: i32 [int32] "5" sort_target: i32 [int32] "6"
+        revision: i64 [int64] "4" sort_order: i32 [int32] "5" sort_target: i32 [int32] "6" keys_only: bool [bool] "8"
         min_create_revision: i64 [int64] "12" max_create_revision: i64 [int64] "13"
     }
     /// `count`: the number of keys in the range, whatever the limit is.

@@ -23,8 +23,8 @@ use self::framing::{decoded, encoded};
 use self::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
 pub(super) use self::status::Status;
 use super::config::EtcdConfig;
-use super::unanswered::Unanswered;
-use crate::error::EngineError;
+use crate::engine::entries;
+use crate::model::{Claim, OwnerToken};
 
 /// The delay before the next member is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -45,11 +45,12 @@ pub(super) struct Failure {
 pub(super) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    /// Returns the error of an operation.
-    pub(super) fn of(self, op: &'static str) -> EngineError {
-        let text = format!("{} ({})", self.status, self.address);
-        let error = EngineError::new("etcd", op, self.status.is_passing(), text);
-        if self.is_sent { error } else { error.not_sent() }
+    pub(super) fn failure(self) -> entries::Failure {
+        entries::Failure {
+            text: format!("{} ({})", self.status, self.address),
+            passes: self.status.is_passing(),
+            is_sent: self.is_sent,
+        }
     }
 }
 
@@ -93,24 +94,14 @@ impl Client {
         self.config.address()
     }
 
-    /// Returns the failure of an operation whose entries other calls change all the time.
-    pub(super) fn contended(&self) -> Failure {
-        Failure {
-            status: Status::contended(),
-            address: self.address(),
-            is_sent: true,
-        }
-    }
-
-    /// Makes a request. Calls `begin` before its first byte can be sent; if that returns a value, the answer is awaited even when
-    /// this future is dropped.
+    /// Makes a request. `attempt`: the claim of an attempt, which is marked as sent.
     pub(super) async fn call<A: Message + Default>(
         &self,
         path: &str,
         request: &impl Message,
-        begin: &(dyn Fn() -> Option<Unanswered> + Sync),
+        attempt: Option<&Claim>,
     ) -> Outcome<A> {
-        let (bytes, connection) = self.send(path, encoded(request), begin).await?;
+        let (bytes, connection) = self.send(path, encoded(request), attempt).await?;
         decoded(bytes).map_err(|status| self.failed(&connection, status))
     }
 
@@ -118,13 +109,13 @@ impl Client {
         &self,
         path: &str,
         message: bytes::Bytes,
-        begin: &(dyn Fn() -> Option<Unanswered> + Sync),
+        attempt: Option<&Claim>,
     ) -> Outcome<(bytes::BytesMut, Arc<Connection>)> {
         let mut is_repeated = false;
         loop {
             let connection = self.connection().await?;
             let token = self.token(&connection).await?;
-            let answer = connection.unary(path, token.as_deref(), message.clone(), begin).await;
+            let answer = connection.unary(path, token.as_deref(), message.clone(), attempt).await;
             match answer {
                 Ok(bytes) => return Ok((bytes, connection)),
                 Err(status) if status.needs_login() && !is_repeated => {
@@ -133,6 +124,14 @@ impl Client {
                 }
                 Err(status) => return Err(self.failed(&connection, status)),
             }
+        }
+    }
+
+    /// Waits until no attempt of an owner is without an answer.
+    pub(super) async fn answered(&self, owner: &OwnerToken) {
+        let current = self.state.lock().current.clone();
+        if let Some(connection) = current {
+            connection.answered(owner).await;
         }
     }
 
@@ -249,7 +248,7 @@ impl Client {
             name: name.clone(),
             password: password.clone(),
         };
-        let answer = connection.unary(AUTHENTICATE, None, encoded(&request), &|| None).await;
+        let answer = connection.unary(AUTHENTICATE, None, encoded(&request), None).await;
         let token: Arc<str> = match answer.and_then(decoded::<AuthenticateResponse>) {
             Ok(answer) => answer.token.into(),
             Err(status) if status.has_no_users() => "".into(),

@@ -36,13 +36,6 @@ impl Status {
         Status::Broken(format!("unexpected reply: {what}"))
     }
 
-    pub(super) fn contended() -> Self {
-        Status::Etcd {
-            code: ABORTED,
-            message: "other calls change the lock all the time".into(),
-        }
-    }
-
     /// Returns the failure of a watch that the server has cancelled.
     pub(in crate::engine::etcd) fn cancelled(reason: &str) -> Self {
         let code = if reason.contains("token") {

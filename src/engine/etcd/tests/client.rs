@@ -75,7 +75,7 @@ fn client(url: &str) -> Client {
 }
 
 async fn call(client: &Client) -> Result<LeaseResponse, Failure> {
-    client.call("/service/method", &LeaseRequest { id: 7 }, &|| None).await
+    client.call("/service/method", &LeaseRequest { id: 7 }, None).await
 }
 
 const GRPC: &str = "application/grpc";
@@ -131,7 +131,8 @@ async fn wrong_answers_are_errors() {
         let error = call(&client(&format!("etcd://{address}")))
             .await
             .unwrap_err()
-            .of("acquire");
+            .failure()
+            .of("etcd", "acquire");
         let message = error.to_string();
         assert!(message.contains(text) && message.contains(&address), "{message}");
         assert_eq!(error.retryable, is_retryable, "{message}");
@@ -151,14 +152,16 @@ async fn a_server_that_does_not_speak_http2_is_an_error() {
         let error = call(&client(&format!("etcd://{address}")))
             .await
             .unwrap_err()
-            .of("connect");
+            .failure()
+            .of("etcd", "connect");
         assert!(error.retryable, "{error}");
     }
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let error = call(&client(&format!("etcd://{closed}")))
         .await
         .unwrap_err()
-        .of("connect");
+        .failure()
+        .of("etcd", "connect");
     assert!(
         !error.may_be_executed && error.to_string().contains("cannot connect"),
         "{error}"
@@ -183,7 +186,7 @@ async fn a_silent_member_is_left() {
             match call(&client).await {
                 Ok(answer) => break answer,
                 Err(failure) => {
-                    let error = failure.of("acquire");
+                    let error = failure.failure().of("etcd", "acquire");
                     assert!(
                         error.retryable && error.to_string().contains("did not answer") || !error.may_be_executed,
                         "{error}"
@@ -248,6 +251,6 @@ async fn a_client_that_is_closed_opens_no_connection() {
     let client = client(&format!("etcd://{address}"));
     assert!(call(&client).await.is_ok());
     client.close();
-    let error = call(&client).await.unwrap_err().of("renew");
+    let error = call(&client).await.unwrap_err().failure().of("etcd", "renew");
     assert!(error.to_string().contains("closed"), "{error}");
 }

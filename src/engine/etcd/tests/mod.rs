@@ -5,15 +5,16 @@ mod leases;
 
 use std::sync::Arc;
 
-use super::{EtcdConfig, EtcdEngine};
+use super::store::Etcd;
+use super::{EntryEngine, EtcdConfig};
 use crate::engine::{Settings, SharedEngine};
 
 const URL: &str = "HOLDFAST_TEST_ETCD_URL";
 
 crate::engine::contract::contract_tests!(async |prefix: String| {
     let url = url()?;
-    let a: SharedEngine = engine(&url, &prefix).await;
-    let b: SharedEngine = engine(&url, &prefix).await;
+    let a: SharedEngine = Arc::new(opened(&url, &prefix).await.engine);
+    let b: SharedEngine = Arc::new(opened(&url, &prefix).await.engine);
     Some((a, b))
 }; except a_slow_waiter_keeps_its_position, a_set_keeps_its_number);
 
@@ -27,11 +28,25 @@ fn url() -> Option<String> {
     url
 }
 
-async fn engine(url: &str, prefix: &str) -> Arc<EtcdEngine> {
+/// An engine, and its store.
+struct Opened {
+    engine: EntryEngine,
+    store: Arc<Etcd>,
+}
+
+impl std::ops::Deref for Opened {
+    type Target = EntryEngine;
+    fn deref(&self) -> &EntryEngine {
+        &self.engine
+    }
+}
+
+async fn opened(url: &str, prefix: &str) -> Opened {
     let settings = Settings {
         key_prefix: Some(prefix.to_owned()),
         ..Settings::default()
     };
     let config = EtcdConfig::parse(url, &settings).unwrap();
-    EtcdEngine::connect(config).await.unwrap()
+    let (store, engine) = super::open(config).await.unwrap();
+    Opened { engine, store }
 }

@@ -14,6 +14,7 @@ use super::messages::{self, LOGIN, Request, code};
 use super::replies::{self, Connected};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
+use crate::engine::entries::Failure;
 use crate::engine::entries::target::Server;
 use crate::engine::tls::{CertificateFault, Verified, client_config};
 
@@ -54,14 +55,6 @@ pub(super) struct Connection {
     pub answered: Moment,
 }
 
-/// Why a connection could not be opened.
-#[derive(Debug, Clone)]
-pub(in super::super) struct ConnectFailure {
-    pub text: String,
-    /// Whether the next attempt may succeed without a change of the configuration.
-    pub passes: bool,
-}
-
 pub(super) enum Opened {
     Connection(Box<Connection>),
     /// The session has expired.
@@ -69,7 +62,7 @@ pub(super) enum Opened {
 }
 
 /// Opens a connection, and a session or the one of `key`.
-pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Opened, ConnectFailure> {
+pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Opened, Failure> {
     let socket = TcpStream::connect((server.host.as_str(), server.port));
     let socket = socket.await.map_err(|error| failed("cannot connect", &error))?;
     let _ = socket.set_nodelay(true);
@@ -101,10 +94,7 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
         match replies::head(&frame) {
             Ok((head, _)) if head.number == LOGIN && head.code == code::OK => {}
             Ok((head, _)) if head.number == LOGIN => {
-                return Err(ConnectFailure {
-                    text: refused.into(),
-                    passes: false,
-                });
+                return Err(Failure::not_sent(refused, false));
             }
             _ => return Err(no_zookeeper()),
         }
@@ -122,19 +112,10 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
     })))
 }
 
-async fn shake_hands(
-    server: &Server,
-    files: &TlsFiles,
-    socket: TcpStream,
-) -> Result<impl Duplex + use<>, ConnectFailure> {
-    let config = client_config(files, Verified::Full).map_err(|error| ConnectFailure {
-        text: error.to_string(),
-        passes: false,
-    })?;
-    let name = ServerName::try_from(server.host.clone()).map_err(|error| ConnectFailure {
-        text: format!("the host cannot be the name in a certificate: {error}"),
-        passes: false,
-    })?;
+async fn shake_hands(server: &Server, files: &TlsFiles, socket: TcpStream) -> Result<impl Duplex + use<>, Failure> {
+    let config = client_config(files, Verified::Full).map_err(|error| Failure::not_sent(error.to_string(), false))?;
+    let name = ServerName::try_from(server.host.clone())
+        .map_err(|error| Failure::not_sent(format!("the host cannot be the name in a certificate: {error}"), false))?;
     let connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
     connected.map_err(|error| {
         let tls = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
@@ -149,10 +130,10 @@ async fn shake_hands(
             }
             None => "check that the port is the server's secureClientPort",
         };
-        ConnectFailure {
-            text: format!("no TLS connection: {error}; {advice}"),
-            passes: crate::error::is_passing(&error),
-        }
+        Failure::not_sent(
+            format!("no TLS connection: {error}; {advice}"),
+            crate::error::is_passing(&error),
+        )
     })
 }
 
@@ -169,15 +150,12 @@ async fn ask(stream: &mut dyn Duplex, message: &[u8]) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-fn failed(what: &str, error: &io::Error) -> ConnectFailure {
-    ConnectFailure {
-        text: format!("{what}: {error}"),
-        passes: crate::error::is_passing(error),
-    }
+fn failed(what: &str, error: &io::Error) -> Failure {
+    Failure::not_sent(format!("{what}: {error}"), crate::error::is_passing(error))
 }
 
 /// Describes a server that did not open a session.
-fn greeting(error: &io::Error, login: &Login) -> ConnectFailure {
+fn greeting(error: &io::Error, login: &Login) -> Failure {
     if error.kind() == io::ErrorKind::InvalidData {
         return no_zookeeper();
     }
@@ -188,16 +166,10 @@ fn greeting(error: &io::Error, login: &Login) -> ConnectFailure {
         }
         None => "the server may have no quorum, or too many connections (maxClientCnxns)",
     };
-    ConnectFailure {
-        text: format!("the server opened no session ({error}): {advice}"),
-        passes: true,
-    }
+    Failure::not_sent(format!("the server opened no session ({error}): {advice}"), true)
 }
 
-fn no_zookeeper() -> ConnectFailure {
+fn no_zookeeper() -> Failure {
     let text = "the answer is none of ZooKeeper: check the port, and whether it needs TLS (zookeepers://)";
-    ConnectFailure {
-        text: text.into(),
-        passes: false,
-    }
+    Failure::not_sent(text, false)
 }

@@ -23,10 +23,11 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::connection::{ConnectFailure, Login};
+pub(super) use self::connection::Login;
 pub(super) use self::jute::Malformed;
 pub(super) use self::messages::{Access, Kind, Request, code};
 pub(super) use self::replies::{Change, Part, Reply, Stat};
+use super::super::entries::Failure as ConnectFailure;
 use crate::clock::Moment;
 use crate::engine::entries::target::Server;
 
@@ -44,8 +45,6 @@ pub(super) enum Failure {
     Unreachable(ConnectFailure),
     /// The reply could not be read.
     Malformed,
-    /// The session ended before the grant was certain.
-    SessionEnded,
     /// The request is longer than the server allows.
     TooLong,
     Closed,

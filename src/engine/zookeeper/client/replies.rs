@@ -115,15 +115,6 @@ impl Reply {
         reader.text().map(str::to_owned)
     }
 
-    pub(in super::super) fn stat(&self) -> Result<Stat, Malformed> {
-        Stat::read(&mut Reader(&self.body))
-    }
-
-    pub(in super::super) fn data(&self) -> Result<(&[u8], Stat), Malformed> {
-        let mut reader = Reader(&self.body);
-        Ok((reader.buffer()?, Stat::read(&mut reader)?))
-    }
-
     pub(in super::super) fn children(&self) -> Result<(Vec<String>, Stat), Malformed> {
         let mut reader = Reader(&self.body);
         Ok((reader.texts()?, Stat::read(&mut reader)?))
@@ -204,7 +195,6 @@ mod tests {
 
     #[test]
     fn replies_are_read() {
-        assert_eq!(reply(stat(Writer::default())).stat(), Ok(STAT));
         let children = stat(Writer::default().int(2).text("a").text("b"));
         assert_eq!(reply(children).children(), Ok((vec!["a".into(), "b".into()], STAT)));
         let expected = [
@@ -281,12 +271,7 @@ mod tests {
                 Connected::parse(&damaged).is_ok(),
             );
             let reply = reply(Writer(damaged));
-            let _ = (
-                reply.parts().is_ok(),
-                reply.children().is_ok(),
-                reply.stat().is_ok(),
-                reply.created().is_ok(),
-            );
+            let _ = (reply.parts().is_ok(), reply.children().is_ok(), reply.created().is_ok());
         }
     }
 }

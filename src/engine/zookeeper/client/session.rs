@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::connection::{self, ConnectFailure, Connection, Duplex, Opened, SessionKey};
+use super::connection::{self, Connection, Duplex, Opened, SessionKey};
 use super::evidence::Evidence;
 use super::messages::{EVENT, Request, code};
 use super::replies::{self, Reply};
-use super::{Event, Failure, SessionState, Shared, Sink, answer};
+use super::{ConnectFailure, Event, Failure, SessionState, Shared, Sink, answer};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::entries::target::Server;
@@ -111,10 +111,7 @@ impl Session {
                 }
             }
         }
-        Err(ConnectFailure {
-            text: failures.join("; "),
-            passes,
-        })
+        Err(ConnectFailure::not_sent(failures.join("; "), passes))
     }
 
     async fn open_at(&mut self, server: &Server) -> Result<Box<Connection>, ConnectFailure> {
@@ -135,14 +132,11 @@ impl Session {
                 Ok(Err(failure)) => return Err(failure),
                 Err(_) => {
                     let text = format!("no session within {} ms", limit.as_millis());
-                    return Err(ConnectFailure { text, passes: true });
+                    return Err(ConnectFailure::not_sent(text, true));
                 }
             }
         }
-        Err(ConnectFailure {
-            text: "the server opened no session".into(),
-            passes: true,
-        })
+        Err(ConnectFailure::not_sent("the server opened no session", true))
     }
 
     /// Uses a connection until it breaks or the client is closed.

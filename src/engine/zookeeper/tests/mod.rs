@@ -7,12 +7,14 @@ mod waiters;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::client::{Client, Kind, Login, Request};
+use super::client::{self, Client, Kind, Login, Request};
+use super::layout;
 use super::*;
+use crate::clock::Moment;
 use crate::engine::contract::PAGE;
 use crate::engine::entries::target::{Server, Target};
-use crate::engine::{Settings, SharedEngine};
-use crate::model::{Fence, OwnerToken, Process};
+use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine, Subscription};
+use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 const SERVER: &str = "HOLDFAST_TEST_ZOOKEEPER_URL";
 const LONG: Duration = Duration::from_secs(30);
@@ -27,7 +29,20 @@ fn url() -> Option<String> {
     url
 }
 
-async fn open(url: &str, prefix: &str) -> Arc<ZookeeperEngine> {
+/// An engine, and its store.
+struct Opened {
+    engine: EntryEngine,
+    store: Arc<Zookeeper>,
+}
+
+impl std::ops::Deref for Opened {
+    type Target = EntryEngine;
+    fn deref(&self) -> &EntryEngine {
+        &self.engine
+    }
+}
+
+async fn open(url: &str, prefix: &str) -> Opened {
     let settings = Settings {
         key_prefix: Some(prefix.to_owned()),
         ..Settings::default()
@@ -35,16 +50,16 @@ async fn open(url: &str, prefix: &str) -> Arc<ZookeeperEngine> {
     open_with(url, &settings).await
 }
 
-async fn open_with(url: &str, settings: &Settings) -> Arc<ZookeeperEngine> {
-    ZookeeperEngine::connect(ZookeeperConfig::parse(url, settings).unwrap())
-        .await
-        .unwrap()
+async fn open_with(url: &str, settings: &Settings) -> Opened {
+    let config = ZookeeperConfig::parse(url, settings).unwrap();
+    let (store, engine) = super::open(config).await.unwrap();
+    Opened { engine, store }
 }
 
 crate::engine::contract::contract_tests!(async |prefix: String| {
     let url = url()?;
-    let a: SharedEngine = open(&url, &prefix).await;
-    let b: SharedEngine = open(&url, &prefix).await;
+    let a: SharedEngine = Arc::new(open(&url, &prefix).await.engine);
+    let b: SharedEngine = Arc::new(open(&url, &prefix).await.engine);
     Some((a, b))
 }; except a_slow_waiter_keeps_its_position, a_set_keeps_its_number);
 
@@ -73,14 +88,14 @@ fn waiting(names: &[&str], ttl: Duration) -> Claim {
     claim
 }
 
-async fn acquire(engine: &ZookeeperEngine, claim: &Claim) -> Fence {
+async fn acquire(engine: &EntryEngine, claim: &Claim) -> Fence {
     match engine.try_acquire(claim).await.unwrap() {
         Acquired::Granted { fence } => fence,
         held => panic!("expected a grant of {:?}, got {held:?}", claim.keys()),
     }
 }
 
-async fn busy(engine: &ZookeeperEngine, claim: &Claim) -> Option<Duration> {
+async fn busy(engine: &EntryEngine, claim: &Claim) -> Option<Duration> {
     match engine.try_acquire(claim).await.unwrap() {
         Acquired::Held { retry_after, .. } => retry_after,
         granted => panic!("expected busy for {:?}, got {granted:?}", claim.keys()),

@@ -2,11 +2,11 @@
 
 use super::proxy::{Mode, Proxy};
 use super::*;
-use crate::engine::RESERVATION;
+use crate::engine::{RESERVATION, entries};
 
 const SESSION: Duration = Duration::from_secs(4);
 
-async fn open_short(url: &str, prefix: &str) -> Arc<ZookeeperEngine> {
+async fn open_short(url: &str, prefix: &str) -> Opened {
     let settings = Settings {
         key_prefix: Some(prefix.to_owned()),
         session_timeout: Some(SESSION),
@@ -227,30 +227,9 @@ async fn too_large_a_request_is_an_error() {
     acquire(&engine, &claim(&["n"], LONG)).await;
 }
 
-/// An entry that is deleted in the background, for example one of a hand-off that was not taken: an attempt of the same claim must not
-/// count on it, because the deletion may be executed after the attempt.
 #[tokio::test]
 async fn an_entry_that_is_being_deleted_holds_nothing() {
     let Some(url) = url() else { return };
     let engine = open(&url, &prefix()).await;
-    for names in [&["n"][..], &["n", "o"]] {
-        let ours = claim(names, LONG);
-        acquire(&engine, &ours).await;
-        let own = engine.store.forget(&ours.owner).unwrap();
-        let path = |node: &own::Node| engine.store.layout.entry(&node.key, &node.child.name);
-        let paths: Vec<String> = own.nodes.iter().map(path).collect();
-        engine.store.ending.lock().extend(paths.iter().cloned());
-        busy(&engine, &ours).await;
-        assert_eq!(
-            engine.renew(&ours, ours.ttl).await.unwrap(),
-            Renewed::Lost,
-            "a renewal does not adopt it"
-        );
-        for path in &paths {
-            engine.store.client.call(Request::delete(path, -1)).await.unwrap();
-        }
-        engine.store.ending.lock().clear();
-        acquire(&engine, &ours).await;
-        assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
-    }
+    entries::tests::an_entry_that_is_being_deleted_holds_nothing(&engine).await;
 }

@@ -1,9 +1,9 @@
 //! Waiters, their watches and hand-offs, and entries of other programs.
 
 use super::*;
-use crate::engine::Subscription;
+use crate::engine::{RESERVATION, Subscription};
 
-async fn subscribe(engine: &ZookeeperEngine, claim: &Claim) -> Box<dyn Subscription> {
+async fn subscribe(engine: &EntryEngine, claim: &Claim) -> Box<dyn Subscription> {
     engine.subscribe(claim, &claim.keys()[0]).await.unwrap()
 }
 
@@ -28,7 +28,7 @@ async fn a_release_hands_the_name_off() {
     for (engine, waiter, subscription) in &mut waiters {
         woken(subscription).await;
         let hand_off = subscription.take_hand_off().expect("a grant");
-        assert!(hand_off.until > Moment::now() + Duration::from_secs(3), "{hand_off:?}");
+        assert!(hand_off.until <= Moment::now() + RESERVATION, "{hand_off:?}");
         if waiter.needs_token {
             assert!(hand_off.fence > last, "{hand_off:?} after {last:?}");
             last = hand_off.fence;

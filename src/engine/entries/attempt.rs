@@ -1,0 +1,156 @@
+//! Attempts.
+//!
+//! A claim of several names waits for one name at a time. It keeps the entries of the names before that one, in which it is the
+//! first, so that other callers cannot keep it from them in turn. All claims take names in the same order, so that none waits for
+//! another in a circle.
+
+use std::time::Duration;
+
+use super::engine::{Core, Own, ROUNDS};
+use super::record::{Seen, Stored, now_ms};
+use super::store::{Failure, Outcome};
+use crate::clock::Moment;
+use crate::engine::Acquired;
+use crate::model::{Claim, Fence, Key, Ttl};
+
+/// How long a waiter without a subscription keeps its place after its last attempt, unless its ttl is shorter.
+const LIVENESS: Duration = Duration::from_millis(4500);
+/// The time from a grant until its fencing token is written. Most locks are released before.
+pub(super) const RECORD_DELAY: Duration = Duration::from_millis(50);
+
+/// Returns how long a place lasts without an attempt.
+pub(super) fn liveness(ttl: Ttl) -> Duration {
+    ttl.duration().min(LIVENESS)
+}
+
+impl Core {
+    /// Makes one attempt to acquire all names of a claim.
+    pub(super) async fn acquire(&self, claim: &Claim) -> Outcome<Acquired> {
+        let (names, owner, began) = (claim.keys(), &claim.owner, Moment::now());
+        // The deletion of its entries may be executed after the attempt.
+        self.deleted(owner).await;
+        if claim.waiting {
+            self.local.begin_attempt(owner);
+        }
+        let mut seen = match self.own.get(owner) {
+            None => self.store.change(claim, names, &[], true).await?,
+            Some(_) => {
+                claim.mark_sent();
+                self.store.look(names, Some(owner)).await?
+            }
+        };
+        for _ in 0..ROUNDS {
+            let busy = seen.iter().position(|seen| {
+                let oldest = seen.oldest.as_ref();
+                oldest.is_some_and(|oldest| !oldest.is_of(owner))
+            });
+            let wanted = match busy {
+                Some(_) if !claim.waiting => 0,
+                Some(busy) => busy + 1,
+                None => names.len(),
+            };
+            let is_missing = |(_, seen): &(&Key, &Seen)| seen.own.is_none();
+            let missing = names.iter().zip(&seen).take(wanted).filter(is_missing);
+            let create: Vec<Key> = missing.map(|(name, _)| name.clone()).collect();
+            let own = |seen: &[Seen]| seen.iter().filter_map(|seen| seen.own.clone()).collect::<Vec<_>>();
+            let remove = own(&seen[wanted..]);
+            if let (Some(index), 0) = (busy, wanted) {
+                if remove.is_empty() || self.store.delete(&remove).await? {
+                    self.forget(owner);
+                    return Ok(is_held(&names[index], &seen[index]));
+                }
+                seen = self.store.look(names, Some(owner)).await?;
+                continue;
+            }
+            if !create.is_empty() || !remove.is_empty() {
+                seen = self.store.change(claim, &create, &remove, false).await?;
+                continue;
+            }
+            let entries = own(&seen[..wanted]);
+            if let Some(index) = busy {
+                let own = Own {
+                    entries,
+                    fence: None,
+                    needs_token: claim.needs_token,
+                };
+                self.own.insert(owner.clone(), own, Moment::now() + liveness(claim.ttl));
+                self.local.enter(owner, &names[index]);
+                return Ok(is_held(&names[index], &seen[index]));
+            }
+            let at = seen.iter().map(|seen| seen.at).max().unwrap_or_default();
+            if let Some(fence) = self.grant(claim, began, entries, Fence(at)).await? {
+                return Ok(Acquired::Granted { fence });
+            }
+            seen = self.store.look(names, Some(owner)).await?;
+        }
+        Err(Failure::contended())
+    }
+
+    /// Makes the entries of a claim, which are the oldest ones of all its names, its lease. Returns the fencing token, `new` for a
+    /// new lease. `None`: one has changed.
+    async fn grant(
+        &self,
+        claim: &Claim,
+        began: Moment,
+        mut entries: Vec<Stored>,
+        new: Fence,
+    ) -> Outcome<Option<Fence>> {
+        let owner = &claim.owner;
+        // The lease of the service begins then.
+        let sent = claim.sent_at().map_or(began, |sent| sent.max(began));
+        let known = self.own.get(owner);
+        let waited = known.as_ref().is_some_and(|(_, own)| own.fence.is_none());
+        let mut end = sent + claim.ttl.duration();
+        let mut fence = None;
+        if let Some((before, own)) = known.filter(|_| !waited) {
+            (end, fence) = (end.max(before), own.fence.filter(|fence| *fence != Fence::NONE));
+        }
+        let written = || entries.iter().map(Stored::fence).collect::<Option<Vec<_>>>();
+        let fence = fence.or_else(|| written()?.into_iter().max()).unwrap_or(new);
+        let is_lease = entries.iter().all(|entry| self.store.is_lease(entry, claim.ttl));
+        if waited {
+            let records = entries.iter_mut().filter_map(|entry| entry.record.as_mut());
+            records.for_each(|record| _ = record.since.get_or_insert_with(now_ms));
+        }
+        if !is_lease {
+            let leases = entries.into_iter().map(|entry| of_lease(entry, claim.ttl, fence));
+            let Some(written) = self.write(owner, leases.collect(), owner, claim.ttl).await? else {
+                return Ok(None);
+            };
+            entries = written;
+            let ttls = entries.iter().filter_map(Stored::ttl);
+            end = ttls.map(|ttl| sent + ttl).fold(end, Moment::max);
+        }
+        let is_written = entries.iter().all(|entry| entry.fence().is_some());
+        let own = Own {
+            entries: entries.clone(),
+            fence: Some(fence),
+            needs_token: claim.needs_token,
+        };
+        self.own.insert(owner.clone(), own, end);
+        self.local.leave(owner);
+        if !is_written {
+            self.records.insert(owner.clone(), (), Moment::now() + RECORD_DELAY);
+        }
+        let is_kept = self.store.keep(&entries, sent, claim.ttl).await?;
+        Ok(is_kept.then_some(fence))
+    }
+}
+
+/// Returns an entry with the data of a lease, whose ttl is not shorter than before.
+pub(super) fn of_lease(mut entry: Stored, ttl: Ttl, fence: Fence) -> Stored {
+    if let Some(record) = &mut entry.record {
+        record.set = false;
+        record.ttl = record.ttl.max(ttl.as_millis());
+        record.since.get_or_insert(entry.created_ms);
+        record.fence = Some(fence.0);
+    }
+    entry
+}
+
+fn is_held(name: &Key, seen: &Seen) -> Acquired {
+    Acquired::Held {
+        key: name.clone(),
+        retry_after: seen.oldest.as_ref().and_then(Stored::ttl),
+    }
+}

@@ -1,0 +1,239 @@
+//! The engine of stores where the order of entries is the lock.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::local::{Granted, LocalEntries};
+use super::record::{Seen, Stored};
+use super::store::{Failure, Outcome, Store};
+use crate::engine::ends::Ends;
+use crate::engine::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription};
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
+
+/// The maximum number of names of a claim: two operations for each of them in a step of at most 128 (etcd's `--max-txn-ops`).
+const MOST_NAMES: usize = 60;
+/// The number of names in one read of a list.
+const PAGE_SIZE: usize = 50;
+/// The time between two reads of a fencing token that is not written yet, and the number of these reads.
+pub(super) const TOKEN_POLL: Duration = Duration::from_millis(20);
+pub(super) const TOKEN_POLLS: u32 = 25;
+/// The number of these reads for a page of a list.
+const PAGE_POLLS: u32 = 5;
+/// How often a verb begins again because an entry has changed since it was read.
+pub(super) const ROUNDS: usize = 16;
+
+/// The entries of one claim of this process.
+#[derive(Debug, Clone)]
+pub(super) struct Own {
+    /// In the order of the names.
+    pub entries: Vec<Stored>,
+    /// The fencing token of its lease. `None`: it waits.
+    pub fence: Option<Fence>,
+    pub needs_token: bool,
+}
+
+/// What the verbs and the tasks of an engine share.
+pub(super) struct Core {
+    pub store: Arc<dyn Store>,
+    pub local: Arc<LocalEntries>,
+    /// The claims of this process, with the ends of their leases, or of the places of waiters that make no more attempts.
+    pub own: Ends<OwnerToken, Own>,
+    /// When the fencing token of a grant is written to its entries.
+    pub records: Ends<OwnerToken, ()>,
+    /// The owners whose entries are deleted in the background.
+    pub ending: Mutex<HashSet<OwnerToken>>,
+    /// One of these deletions is complete.
+    pub ended: Notify,
+    pub detector: OnceLock<Arc<StallDetector>>,
+}
+
+/// The engine behind `etcd://` and `zookeeper://` URLs.
+pub(in crate::engine) struct EntryEngine {
+    pub(super) core: Arc<Core>,
+    /// Ends the tasks.
+    running: CancellationToken,
+}
+
+impl fmt::Debug for EntryEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("EntryEngine").field(&self.core.store).finish()
+    }
+}
+
+impl Drop for EntryEngine {
+    fn drop(&mut self) {
+        self.running.cancel();
+    }
+}
+
+impl EntryEngine {
+    /// Creates an engine, which receives the grants of `local`. Its end cancels `running`.
+    pub(in crate::engine) fn new(
+        store: Arc<dyn Store>,
+        local: Arc<LocalEntries>,
+        grants: UnboundedReceiver<Granted>,
+        running: CancellationToken,
+    ) -> Self {
+        let core = Arc::new(Core {
+            store,
+            local,
+            own: Ends::new(),
+            records: Ends::new(),
+            ending: Mutex::default(),
+            ended: Notify::new(),
+            detector: OnceLock::new(),
+        });
+        let tasks: [futures_util::future::BoxFuture<'static, ()>; 3] = [
+            Box::pin(core.clone().hand_off(grants)),
+            Box::pin(core.clone().end_claims()),
+            Box::pin(core.clone().write_tokens()),
+        ];
+        for task in tasks {
+            tokio::spawn(Box::pin(running.clone().run_until_cancelled_owned(task)));
+        }
+        EntryEngine { core, running }
+    }
+
+    fn error<T>(&self, op: &'static str, outcome: Outcome<T>) -> Result<T> {
+        outcome.map_err(|failure| failure.of(self.core.store.name(), op))
+    }
+}
+
+impl Core {
+    /// Reads names. Waits for fencing tokens that are not written yet, for `polls` reads at most.
+    async fn settled(&self, names: &[Key], polls: u32) -> Outcome<Vec<Seen>> {
+        for _ in 0..polls {
+            let seen = self.store.look(names, None).await?;
+            if !seen.iter().filter_map(Seen::holder).any(Stored::awaits_token) {
+                return Ok(seen);
+            }
+            sleep(TOKEN_POLL).await;
+        }
+        self.store.look(names, None).await
+    }
+
+    async fn inspect(&self, name: &Key, polls: u32) -> Outcome<Option<LockInfo>> {
+        let seen = self.settled(std::slice::from_ref(name), polls).await?;
+        Ok(seen.first().and_then(Seen::info))
+    }
+
+    /// `None`: a page had no answer within its timeout.
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<LockInfo>>> {
+        let names = match self.store.names(prefix, page_timeout).await? {
+            Ok(names) => names,
+            Err(failure) => return Some(Err(failure)),
+        };
+        let mut infos = Vec::new();
+        for page in names.chunks(PAGE_SIZE) {
+            match timeout(page_timeout, self.settled(page, PAGE_POLLS)).await.ok()? {
+                Ok(seen) => infos.extend(seen.iter().filter_map(Seen::info)),
+                Err(failure) => return Some(Err(failure)),
+            }
+        }
+        Some(Ok(infos))
+    }
+
+    /// Releases a name of any owner. `false`: it was free.
+    async fn force_release(&self, name: &Key) -> Outcome<bool> {
+        for _ in 0..ROUNDS {
+            let seen = self.store.look(std::slice::from_ref(name), None).await?;
+            let Some(holder) = seen.first().and_then(Seen::holder) else {
+                return Ok(false);
+            };
+            if self.store.delete(std::slice::from_ref(holder)).await? {
+                return Ok(true);
+            }
+        }
+        Err(Failure::contended())
+    }
+}
+
+#[async_trait]
+impl Engine for EntryEngine {
+    fn name(&self) -> &'static str {
+        self.core.store.name()
+    }
+
+    fn address(&self) -> String {
+        self.core.store.address()
+    }
+
+    fn ordered(&self) -> bool {
+        true
+    }
+
+    fn longest_lease(&self) -> Option<Duration> {
+        self.core.store.longest_lease()
+    }
+
+    fn most_names(&self) -> usize {
+        MOST_NAMES
+    }
+
+    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        let _ = self.core.detector.set(detector.clone());
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        self.error("acquire", self.core.acquire(claim).await)
+    }
+
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+        let mut renewed = None;
+        let mut answer = |_: usize, answer| renewed = Some(answer);
+        self.renew_all(&[Renewal { claim, ttl }], &mut answer).await;
+        // There is one answer.
+        renewed.unwrap_or(Ok(Renewed::Lost))
+    }
+
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+        let mut answer = |index: usize, renewed| answer(index, self.error("renew", renewed));
+        self.core.renew_all(renewals, &mut answer).await;
+    }
+
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.error("transfer", self.core.rewrite(claim, to, claim.ttl).await)
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+        self.error("release", self.core.release(claim, keep).await)
+    }
+
+    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
+        Ok(Box::new(self.core.local.subscribe(claim)))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.error("inspect", self.core.inspect(key, TOKEN_POLLS).await)
+    }
+
+    async fn inspect_now(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.error("inspect", self.core.inspect(key, 0).await)
+    }
+
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        let listed = self.core.list(prefix, page_timeout).await;
+        self.error("list", listed.ok_or_else(|| self.no_answer("list", page_timeout))?)
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool> {
+        self.error("forceRelease", self.core.force_release(key).await)
+    }
+
+    async fn close(&self) {
+        self.running.cancel();
+        let own = &self.core.own;
+        let has_entries = |session| own.any(|own| own.entries.iter().any(|entry| entry.session == session));
+        self.core.store.close(&has_entries).await;
+    }
+}

@@ -1,0 +1,368 @@
+//! The waiters of this process, and the mirrors of the names that they wait for.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::mirror::{Change, Entry, Mirror};
+use crate::engine::{HandOff, Subscription};
+use crate::model::{Claim, Key, OwnerToken};
+
+/// What the engine does with the watch of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine) enum Watch {
+    /// Opens it: calls [`LocalEntries::begin_read`] when the server has confirmed it, and [`LocalEntries::opened`] with the
+    /// entries. Repeats that after the watch was lost.
+    Open(Key),
+    Close(Key),
+}
+
+/// A waiter of this process whose entry is granted now.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::engine) struct Granted {
+    pub owner: OwnerToken,
+    /// A revision at which its entry is granted.
+    pub revision: u64,
+}
+
+/// The waiters of one engine, and the mirrors of the names that they wait for.
+pub(in crate::engine) struct LocalEntries {
+    pub(super) state: Mutex<State>,
+    watches: UnboundedSender<Watch>,
+    grants: UnboundedSender<Granted>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) waiters: HashMap<OwnerToken, Waiter>,
+    names: HashMap<Key, Name>,
+}
+
+#[derive(Default)]
+pub(super) struct Waiter {
+    notify: Arc<Notify>,
+    is_subscribed: bool,
+    /// The name that it waits for.
+    key: Option<Key>,
+    /// The names whose entries of it were deleted during the attempt in progress. `None`: there is no attempt.
+    deleted: Option<Vec<Key>>,
+    /// The grant that it has not taken yet.
+    hand_off: Option<HandOff>,
+}
+
+#[derive(Default)]
+struct Name {
+    /// The waiters by the ids of their entries. `true`: the engine knows that it is granted.
+    waiters: HashMap<Arc<str>, (OwnerToken, bool)>,
+    /// The entries, and their revision. `None`: the watch is being opened.
+    mirror: Option<(u64, Mirror)>,
+    /// The changes since the watch was confirmed, with their revisions, until the entries are read.
+    newer: Vec<(u64, Change)>,
+    /// The ids of the waiters whose entries existed before the read in progress.
+    expected: Vec<Arc<str>>,
+}
+
+impl Name {
+    fn apply(&mut self, revision: u64, changes: impl IntoIterator<Item = Change>) {
+        let Some((at, mirror)) = &mut self.mirror else {
+            self.newer.extend(changes.into_iter().map(|change| (revision, change)));
+            return;
+        };
+        if revision > *at {
+            *at = revision;
+            changes.into_iter().for_each(|change| mirror.apply(change));
+        }
+    }
+
+    /// Reports the waiters that are granted since the last call.
+    fn report(&mut self, grants: &UnboundedSender<Granted>) {
+        let Some((revision, mirror)) = &self.mirror else { return };
+        for id in mirror.granted() {
+            if let Some((owner, is_known)) = self.waiters.get_mut(id)
+                && !std::mem::replace(is_known, true)
+            {
+                let (owner, revision) = (owner.clone(), *revision);
+                // The engine was dropped.
+                let _ = grants.send(Granted { owner, revision });
+            }
+        }
+    }
+}
+
+impl State {
+    /// Makes a waiter whose entry is gone leave its name, and wakes it for a new attempt. Returns whether the name has no waiters.
+    fn gone(&mut self, key: &Key, id: &str) -> bool {
+        let Some(name) = self.names.get_mut(key) else {
+            return false;
+        };
+        let Some((owner, _)) = name.waiters.remove(id) else {
+            return false;
+        };
+        let is_last = name.waiters.is_empty();
+        if let Some(waiter) = self.waiters.get_mut(&owner) {
+            (waiter.key, waiter.hand_off) = (None, None);
+            waiter.notify.notify_one();
+        }
+        is_last
+    }
+}
+
+impl LocalEntries {
+    /// Creates the list, the requests for watches, which the store executes in their order, and the grants for the engine.
+    pub(in crate::engine) fn new() -> (Arc<Self>, UnboundedReceiver<Watch>, UnboundedReceiver<Granted>) {
+        let (watches, requests) = unbounded_channel();
+        let (grants, granted) = unbounded_channel();
+        let state = Mutex::default();
+        (Arc::new(LocalEntries { state, watches, grants }), requests, granted)
+    }
+
+    /// Subscribes a waiter to its notifications.
+    pub(in crate::engine) fn subscribe(self: &Arc<Self>, claim: &Claim) -> EntrySubscription {
+        let mut state = self.state.lock();
+        let waiter = state.waiters.entry(claim.owner.clone()).or_default();
+        waiter.is_subscribed = true;
+        EntrySubscription::new(self.clone(), claim.owner.clone(), waiter.notify.clone())
+    }
+
+    /// Begins an attempt that may create entries with the owner token as their id.
+    ///
+    /// # Behavior
+    /// [`LocalEntries::enter`] then knows whether its entry was deleted in the meantime. Call `enter` or `leave` after the answer.
+    pub(in crate::engine) fn begin_attempt(&self, owner: &OwnerToken) {
+        let mut state = self.state.lock();
+        state.waiters.entry(owner.clone()).or_default().deleted = Some(Vec::new());
+    }
+
+    /// Records that a claim waits for `key` with an entry whose id is the owner token, and opens the watch for the first one.
+    pub(in crate::engine) fn enter(&self, owner: &OwnerToken, key: &Key) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        let is_deleted = waiter.deleted.take().is_some_and(|deleted| deleted.contains(key));
+        let now = (!is_deleted).then(|| key.clone());
+        let before = std::mem::replace(&mut waiter.key, now.clone());
+        if is_deleted {
+            waiter.notify.notify_one();
+        }
+        if let Some(before) = before.filter(|before| now.as_ref() != Some(before)) {
+            self.remove(&mut state.names, &before, owner);
+        }
+        if is_deleted {
+            return;
+        }
+        let name = state.names.entry(key.clone()).or_insert_with(|| {
+            let _ = self.watches.send(Watch::Open(key.clone()));
+            Name::default()
+        });
+        // A grant that it has not taken stays known.
+        let id = owner.as_str().into();
+        name.waiters.entry(id).or_insert((owner.clone(), false));
+        name.report(&self.grants);
+    }
+
+    /// Makes a claim leave, after its grant or the end of its wait.
+    pub(in crate::engine) fn leave(&self, owner: &OwnerToken) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let Slot::Occupied(mut waiter) = state.waiters.entry(owner.clone()) else {
+            return;
+        };
+        let key = waiter.get_mut().key.take();
+        (waiter.get_mut().deleted, waiter.get_mut().hand_off) = (None, None);
+        if !waiter.get().is_subscribed {
+            waiter.remove();
+        }
+        if let Some(key) = key {
+            self.remove(&mut state.names, &key, owner);
+        }
+    }
+
+    /// Removes a waiter of a name, and closes the watch behind the last one.
+    fn remove(&self, names: &mut HashMap<Key, Name>, key: &Key, owner: &OwnerToken) {
+        if let Some(name) = names.get_mut(key) {
+            name.waiters.retain(|_, (waiter, _)| waiter != owner);
+            if name.waiters.is_empty() {
+                self.close(names, key);
+            }
+        }
+    }
+
+    fn close(&self, names: &mut HashMap<Key, Name>, key: &Key) {
+        names.remove(key);
+        let _ = self.watches.send(Watch::Close(key.clone()));
+    }
+
+    /// Whether a waiter has a subscription.
+    pub(in crate::engine) fn is_subscribed(&self, owner: &OwnerToken) -> bool {
+        let state = self.state.lock();
+        state.waiters.get(owner).is_some_and(|waiter| waiter.is_subscribed)
+    }
+
+    /// Whether there are no waiters.
+    #[cfg(feature = "etcd")]
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.state.lock().names.is_empty()
+    }
+
+    /// Returns the names with waiters.
+    pub(in crate::engine) fn names(&self) -> Vec<Key> {
+        self.state.lock().names.keys().cloned().collect()
+    }
+
+    /// Begins to keep the changes of a name, whose watch the server has confirmed. The engine then reads its entries. `false`:
+    /// the name has no waiters any more.
+    pub(in crate::engine) fn begin_read(&self, key: &Key) -> bool {
+        let mut state = self.state.lock();
+        let Some(name) = state.names.get_mut(key) else {
+            return false;
+        };
+        (name.mirror, name.newer) = (None, Vec::new());
+        name.expected = name.waiters.keys().cloned().collect();
+        true
+    }
+
+    /// Sets the entries of a name, as they were read at `revision`: a number that grows with the changes of the store, or with the
+    /// order in which this process receives its messages. Applies the changes that are newer, and wakes the waiters whose entries
+    /// are gone.
+    pub(in crate::engine) fn opened(&self, key: &Key, revision: u64, entries: impl IntoIterator<Item = Entry>) {
+        let mut state = self.state.lock();
+        let Some(name) = state.names.get_mut(key) else { return };
+        let mut mirror = Mirror::default();
+        entries
+            .into_iter()
+            .for_each(|entry| mirror.apply(Change::Created(entry)));
+        name.mirror = Some((revision, mirror));
+        for (at, change) in std::mem::take(&mut name.newer) {
+            if let Some((last, mirror)) = &mut name.mirror
+                && at > revision
+            {
+                *last = at.max(*last);
+                mirror.apply(change);
+            }
+        }
+        let is_gone = |id: &Arc<str>| name.mirror.as_ref().is_some_and(|(_, mirror)| !mirror.has(id));
+        let gone: Vec<_> = std::mem::take(&mut name.expected).into_iter().filter(is_gone).collect();
+        self.decide(&mut state, key, &gone);
+    }
+
+    /// Applies all changes of one revision of the store, and wakes the waiters whose entries were deleted.
+    pub(in crate::engine) fn changed(&self, key: &Key, revision: u64, changes: Vec<Change>) {
+        let mut state = self.state.lock();
+        let deleted: Vec<Arc<str>> = changes
+            .iter()
+            .filter_map(|change| match change {
+                Change::Deleted(id) => Some(id.clone()),
+                Change::Created(_) => None,
+            })
+            .collect();
+        for id in &deleted {
+            if let Ok(owner) = OwnerToken::parse(id)
+                && let Some(waiter) = state.waiters.get_mut(&owner)
+                && let Some(deleted) = &mut waiter.deleted
+            {
+                deleted.push(key.clone());
+            }
+        }
+        let Some(name) = state.names.get_mut(key) else { return };
+        name.apply(revision, changes);
+        let gone: &[_] = if name.mirror.is_some() { &deleted } else { &[] };
+        self.decide(&mut state, key, gone);
+    }
+
+    fn decide(&self, state: &mut State, key: &Key, gone: &[Arc<str>]) {
+        for id in gone {
+            if state.gone(key, id) {
+                self.close(&mut state.names, key);
+            }
+        }
+        if let Some(name) = state.names.get_mut(key) {
+            name.report(&self.grants);
+        }
+    }
+
+    /// Forgets the entries of a name whose watch was lost, until [`LocalEntries::opened`].
+    pub(in crate::engine) fn lost(&self, key: &Key) {
+        if let Some(name) = self.state.lock().names.get_mut(key) {
+            (name.mirror, name.newer) = (None, Vec::new());
+        }
+    }
+
+    /// Passes its grant to a waiter. `false`: it is not a waiter any more.
+    pub(in crate::engine) fn grant(&self, owner: &OwnerToken, hand_off: HandOff) -> bool {
+        let mut state = self.state.lock();
+        let Some(waiter) = state.waiters.get_mut(owner).filter(|waiter| waiter.key.is_some()) else {
+            return false;
+        };
+        waiter.hand_off = Some(hand_off);
+        waiter.notify.notify_one();
+        true
+    }
+
+    /// Wakes a waiter for a new attempt.
+    pub(in crate::engine) fn wake(&self, owner: &OwnerToken) {
+        if let Some(waiter) = self.state.lock().waiters.get(owner) {
+            waiter.notify.notify_one();
+        }
+    }
+
+    /// Wakes all waiters of a name for new attempts.
+    pub(in crate::engine) fn wake_name(&self, key: &Key) {
+        let state = self.state.lock();
+        let owners = state.names.get(key).into_iter().flat_map(|name| name.waiters.values());
+        let waiters = owners.filter_map(|(owner, _)| state.waiters.get(owner));
+        waiters.for_each(|waiter| waiter.notify.notify_one());
+    }
+
+    /// Takes the grant of a waiter, which then has left. `None`: there is none, or it has ended.
+    fn take_hand_off(&self, owner: &OwnerToken) -> Option<HandOff> {
+        let hand_off = self.state.lock().waiters.get_mut(owner)?.hand_off.take();
+        let hand_off = hand_off.filter(|hand_off| !hand_off.until.is_past())?;
+        self.leave(owner);
+        Some(hand_off)
+    }
+}
+
+/// A waiter's subscription to its notifications.
+pub(in crate::engine) struct EntrySubscription {
+    entries: Arc<LocalEntries>,
+    owner: OwnerToken,
+    notify: Arc<Notify>,
+}
+
+impl EntrySubscription {
+    fn new(entries: Arc<LocalEntries>, owner: OwnerToken, notify: Arc<Notify>) -> Self {
+        EntrySubscription { entries, owner, notify }
+    }
+}
+
+#[async_trait]
+impl Subscription for EntrySubscription {
+    async fn changed(&mut self) {
+        self.notify.notified().await;
+    }
+
+    fn take_hand_off(&mut self) -> Option<HandOff> {
+        self.entries.take_hand_off(&self.owner)
+    }
+
+    fn is_reliable(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for EntrySubscription {
+    fn drop(&mut self) {
+        let mut state = self.entries.state.lock();
+        if let Slot::Occupied(mut waiter) = state.waiters.entry(self.owner.clone()) {
+            waiter.get_mut().is_subscribed = false;
+            if waiter.get().key.is_none() {
+                waiter.remove();
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a store provides for [`EntryEngine`](super::EntryEngine).
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::record::{Seen, Stored};
+use crate::clock::Moment;
+use crate::error::EngineError;
+use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
+
+/// Why a request failed.
+#[derive(Debug, Clone)]
+pub(in crate::engine) struct Failure {
+    pub text: String,
+    /// Whether the same request may succeed later.
+    pub passes: bool,
+    /// Whether the store may have executed it.
+    pub is_sent: bool,
+}
+
+pub(in crate::engine) type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    /// Creates the failure of a request that was not sent.
+    pub(in crate::engine) fn not_sent(text: impl Into<String>, passes: bool) -> Self {
+        Failure {
+            text: text.into(),
+            passes,
+            is_sent: false,
+        }
+    }
+
+    /// Returns the failure of an operation whose entries other calls change all the time.
+    pub(super) fn contended() -> Self {
+        Failure {
+            text: "other calls change the lock all the time".to_owned(),
+            passes: true,
+            is_sent: true,
+        }
+    }
+
+    pub(in crate::engine) fn of(self, store: &'static str, op: &'static str) -> EngineError {
+        let error = EngineError::new(store, op, self.passes, self.text);
+        if self.is_sent { error } else { error.not_sent() }
+    }
+}
+
+/// A store that numbers the entries below a name in the order of their creation, and removes them with a session of their process.
+///
+/// # Behavior
+/// A method makes one attempt. Its future may be dropped.
+#[async_trait]
+pub(in crate::engine) trait Store: fmt::Debug + Send + Sync + 'static {
+    fn name(&self) -> &'static str;
+
+    /// Returns the address for messages.
+    fn address(&self) -> String;
+
+    /// As [`Engine::longest_lease`](crate::engine::Engine::longest_lease).
+    fn longest_lease(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Creates entries of a claim at the names `create`, which have none of it as far as is known, deletes those of `remove`, and reads
+    /// all names of the claim after that. If the store has changed since, it may omit the changes. Calls [`Claim::mark_sent`].
+    ///
+    /// # Behavior
+    /// An entry that the claim has already stays. `is_first`: a claim of one name that waits enters, and any other one needs entries
+    /// only if all names are free.
+    async fn change(&self, claim: &Claim, create: &[Key], remove: &[Stored], is_first: bool) -> Outcome<Vec<Seen>>;
+
+    /// Reads names, after everything that was committed before. Holders are found by their owners, other entries by their first owners.
+    async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>>;
+
+    /// Writes the records of entries, all or none, unless one has changed. The entries then belong to `owner`, and last for `ttl`. Returns
+    /// them as they are now. `None`: one has changed.
+    async fn write(&self, entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>>;
+
+    /// Deletes entries, all or none. `false`: one has changed.
+    async fn delete(&self, entries: &[Stored]) -> Outcome<bool>;
+
+    /// Reads which entries have not changed, after everything that was committed before.
+    async fn check(&self, entries: &[&Stored]) -> Outcome<Vec<bool>>;
+
+    /// Makes the sessions of entries last for `ttl` after `sent`, and waits until that is certain. `false`: one has ended.
+    async fn keep(&self, entries: &[Stored], sent: Moment, ttl: Ttl) -> Outcome<bool>;
+
+    /// Whether an entry needs no write before it is a lease of this process for `ttl`.
+    fn is_lease(&self, entry: &Stored, ttl: Ttl) -> bool;
+
+    /// Returns until when a session of this process certainly lasts. `None`: it has ended, or is that of another process.
+    fn lasts_until(&self, session: i64) -> Option<Moment>;
+
+    /// Returns the fencing token of an entry that became the oldest one at `revision` of the mirror. `None`: it is gone.
+    async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>>;
+
+    /// Lists the names that may have entries and begin with `prefix`, sorted. Each page of the store's answers takes at most `page_timeout`.
+    /// `None`: one took longer.
+    async fn names(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<Key>>>;
+
+    /// Waits for the answers to dropped attempts of an owner, where the store may execute a later request first.
+    async fn answered(&self, _owner: &OwnerToken) {}
+
+    /// Ends the sessions, if `has_entries` is false for them.
+    async fn close(&self, has_entries: &(dyn for<'a> Fn(i64) -> bool + Sync));
+}

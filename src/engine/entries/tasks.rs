@@ -1,0 +1,180 @@
+//! What changes by itself: waiters are granted names, leases and places end, and fencing tokens are written.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::sleep;
+
+use super::attempt::{RECORD_DELAY, liveness, of_lease};
+use super::engine::{Core, Own};
+use super::local::Granted;
+use super::record::{Stored, UNKNOWN, now_ms};
+use super::store::Outcome;
+use crate::clock::Moment;
+use crate::engine::{HandOff, RESERVATION};
+use crate::model::{Fence, OwnerToken};
+
+/// The time until entries that could not be deleted are deleted again.
+const DELETE_RETRY: Duration = Duration::from_millis(100);
+
+impl Core {
+    /// Passes names to the waiters whose entries are granted now.
+    pub(super) async fn hand_off(self: Arc<Self>, mut grants: UnboundedReceiver<Granted>) {
+        while let Some(granted) = grants.recv().await {
+            let core = self.clone();
+            tokio::spawn(Box::pin(async move {
+                if !core.is_handed_off(&granted).await.unwrap_or(false) {
+                    core.local.wake(&granted.owner);
+                }
+            }));
+        }
+    }
+
+    /// `false`: the waiter makes an attempt, as one of several names and one without a subscription do.
+    async fn is_handed_off(&self, Granted { owner, revision }: &Granted) -> Outcome<bool> {
+        let waiting = |own: &Own| own.fence.is_none() && own.entries.len() == 1;
+        let own = self.own.get(owner).map(|(_, own)| own).filter(waiting);
+        let Some(own) = own.filter(|_| self.local.is_subscribed(owner)) else {
+            return Ok(false);
+        };
+        let [entry] = &own.entries[..] else { return Ok(false) };
+        if entry.record.as_ref().is_none_or(|record| record.set) {
+            return Ok(false);
+        }
+        let fence = match own.needs_token {
+            true => self.store.token(entry, *revision).await?,
+            false => Some(Fence::NONE),
+        };
+        let now = Moment::now();
+        let (Some(fence), Some(ttl), Some(until)) = (fence, entry.ttl(), self.store.lasts_until(entry.session)) else {
+            return Ok(false);
+        };
+        let until = until.min(now + ttl.min(RESERVATION));
+        let is_granted = self.own.update(owner, |_, own| {
+            let is_waiting = waiting(own) && !until.is_past();
+            is_waiting.then(|| {
+                own.fence = Some(fence);
+                let records = own.entries.iter_mut().filter_map(|entry| entry.record.as_mut());
+                records.for_each(|record| record.since = Some(now_ms()));
+                until
+            })
+        });
+        if !is_granted {
+            return Ok(false);
+        }
+        self.records.insert(owner.clone(), (), now + RECORD_DELAY);
+        self.local.grant(owner, HandOff { fence, until });
+        Ok(true)
+    }
+
+    /// Ends leases at their ttl, and the places of waiters that make no more attempts.
+    pub(super) async fn end_claims(self: Arc<Self>) {
+        loop {
+            for (owner, own) in self.own.due().await {
+                let ttl = own.entries.iter().find_map(|entry| Some(entry.record.as_ref()?.ttl()));
+                let is_stalled = self.detector.get().is_some_and(|detector| {
+                    detector.ping();
+                    ttl.is_some_and(|ttl| detector.is_stalled(ttl))
+                });
+                if let (None, false, Some(ttl)) = (own.fence, is_stalled, ttl)
+                    && self.local.is_subscribed(&owner)
+                {
+                    self.own.insert(owner, own, Moment::now() + liveness(ttl));
+                    continue;
+                }
+                self.ending.lock().insert(owner.clone());
+                self.forget(&owner);
+                self.local.wake(&owner);
+                let core = self.clone();
+                tokio::spawn(Box::pin(async move {
+                    core.delete(&owner, own).await;
+                    core.ending.lock().remove(&owner);
+                    core.ended.notify_waiters();
+                }));
+            }
+        }
+    }
+
+    /// Deletes entries that have not changed since, until their session ends.
+    async fn delete(&self, owner: &OwnerToken, own: Own) {
+        for entry in own.entries {
+            while self.store.lasts_until(entry.session).is_some()
+                && let Err(failure) = self.delete_entry(owner, &entry).await
+            {
+                tracing::debug!(?failure, name = %entry.name, "an expired lock was not deleted");
+                sleep(DELETE_RETRY).await;
+            }
+        }
+    }
+
+    async fn delete_entry(&self, owner: &OwnerToken, entry: &Stored) -> Outcome<bool> {
+        if entry.version != UNKNOWN {
+            return self.store.delete(std::slice::from_ref(entry)).await;
+        }
+        let seen = self.store.look(std::slice::from_ref(&entry.name), Some(owner)).await?;
+        match seen.first().and_then(|seen| seen.own.as_ref()) {
+            Some(own) => self.store.delete(std::slice::from_ref(own)).await,
+            None => Ok(true),
+        }
+    }
+
+    /// Waits until entries of an owner are deleted that ended.
+    pub(super) async fn deleted(&self, owner: &OwnerToken) {
+        loop {
+            let ended = self.ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            if !self.ending.lock().contains(owner) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Writes the fencing tokens of grants.
+    pub(super) async fn write_tokens(self: Arc<Self>) {
+        loop {
+            for (owner, ()) in self.records.due().await {
+                let core = self.clone();
+                tokio::spawn(Box::pin(async move {
+                    if let Err(failure) = core.write_token(&owner).await {
+                        tracing::debug!(?failure, "a fencing token was not written");
+                    }
+                }));
+            }
+        }
+    }
+
+    /// Writes the fencing token of a lease, unless a renewal does so. After a failure the next renewal writes it.
+    async fn write_token(&self, owner: &OwnerToken) -> Outcome<()> {
+        let Some((
+            _,
+            Own {
+                entries,
+                fence: Some(fence),
+                ..
+            },
+        )) = self.own.get(owner)
+        else {
+            return Ok(());
+        };
+        let Some(ttl) = entries.iter().find_map(|entry| Some(entry.record.as_ref()?.ttl())) else {
+            return Ok(());
+        };
+        let is_lease = |entry: &Stored| entry.version != UNKNOWN && self.store.is_lease(entry, ttl);
+        if !entries.iter().all(is_lease) {
+            return Ok(());
+        }
+        let leases = entries.into_iter().map(|entry| of_lease(entry, ttl, fence));
+        if let Some(written) = self.write(owner, leases.collect(), owner, ttl).await? {
+            self.own.update(owner, |_, own| {
+                if own.entries.iter().all(|entry| entry.version == UNKNOWN) {
+                    own.entries = written;
+                }
+                None
+            });
+        }
+        Ok(())
+    }
+}
