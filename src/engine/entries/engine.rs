@@ -8,11 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::local::{Granted, LocalEntries};
+use super::local::LocalEntries;
 use super::record::{Seen, Stored};
 use super::store::{Failure, Outcome, Store};
 use crate::engine::ends::Ends;
@@ -77,15 +76,15 @@ impl Drop for EntryEngine {
 }
 
 impl EntryEngine {
-    /// Creates an engine, which receives the grants of `local`. Its end cancels `running`.
-    pub(in crate::engine) fn new(
-        store: Arc<dyn Store>,
-        local: Arc<LocalEntries>,
-        grants: UnboundedReceiver<Granted>,
+    /// Creates an engine. Its end cancels `running`.
+    pub(in crate::engine) fn new<S: Store>(
+        store: impl FnOnce(Arc<LocalEntries>) -> S,
         running: CancellationToken,
-    ) -> Self {
+    ) -> (Arc<S>, Self) {
+        let (local, watches, grants) = LocalEntries::new();
+        let store = Arc::new(store(local.clone()));
         let core = Arc::new(Core {
-            store,
+            store: store.clone(),
             local,
             own: Ends::new(),
             records: Ends::new(),
@@ -93,7 +92,8 @@ impl EntryEngine {
             ended: Notify::new(),
             detector: OnceLock::new(),
         });
-        let tasks: [futures_util::future::BoxFuture<'static, ()>; 3] = [
+        let tasks: [futures_util::future::BoxFuture<'static, ()>; 4] = [
+            Box::pin(core.clone().watch_names(watches)),
             Box::pin(core.clone().hand_off(grants)),
             Box::pin(core.clone().end_claims()),
             Box::pin(core.clone().write_tokens()),
@@ -101,7 +101,7 @@ impl EntryEngine {
         for task in tasks {
             tokio::spawn(Box::pin(running.clone().run_until_cancelled_owned(task)));
         }
-        EntryEngine { core, running }
+        (store, EntryEngine { core, running })
     }
 
     fn error<T>(&self, op: &'static str, outcome: Outcome<T>) -> Result<T> {

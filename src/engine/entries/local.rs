@@ -15,16 +15,14 @@ use crate::model::{Claim, Key, OwnerToken};
 
 /// What the engine does with the watch of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine) enum Watch {
-    /// Opens it: calls [`LocalEntries::begin_read`] when the server has confirmed it, and [`LocalEntries::opened`] with the
-    /// entries. Repeats that after the watch was lost.
+pub(super) enum Watch {
     Open(Key),
     Close(Key),
 }
 
 /// A waiter of this process whose entry is granted now.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::engine) struct Granted {
+pub(super) struct Granted {
     pub owner: OwnerToken,
     /// A revision at which its entry is granted.
     pub revision: u64,
@@ -41,6 +39,8 @@ pub(in crate::engine) struct LocalEntries {
 pub(super) struct State {
     pub(super) waiters: HashMap<OwnerToken, Waiter>,
     names: HashMap<Key, Name>,
+    /// The number of times that a claim began to wait.
+    entered: u64,
 }
 
 #[derive(Default)]
@@ -55,10 +55,19 @@ pub(super) struct Waiter {
     hand_off: Option<HandOff>,
 }
 
+/// A waiter of a name.
+struct Entered {
+    owner: OwnerToken,
+    /// The number of waiters before it in this process.
+    number: u64,
+    /// Whether its grant was reported.
+    is_known: bool,
+}
+
 #[derive(Default)]
 struct Name {
-    /// The waiters by the ids of their entries. `true`: the engine knows that it is granted.
-    waiters: HashMap<Arc<str>, (OwnerToken, bool)>,
+    /// The waiters by the ids of their entries.
+    waiters: HashMap<Arc<str>, Entered>,
     /// The entries, and their revision. `None`: the watch is being opened.
     mirror: Option<(u64, Mirror)>,
     /// The changes since the watch was confirmed, with their revisions, until the entries are read.
@@ -83,10 +92,10 @@ impl Name {
     fn report(&mut self, grants: &UnboundedSender<Granted>) {
         let Some((revision, mirror)) = &self.mirror else { return };
         for id in mirror.granted() {
-            if let Some((owner, is_known)) = self.waiters.get_mut(id)
-                && !std::mem::replace(is_known, true)
+            if let Some(waiter) = self.waiters.get_mut(id)
+                && !std::mem::replace(&mut waiter.is_known, true)
             {
-                let (owner, revision) = (owner.clone(), *revision);
+                let (owner, revision) = (waiter.owner.clone(), *revision);
                 // The engine was dropped.
                 let _ = grants.send(Granted { owner, revision });
             }
@@ -100,7 +109,7 @@ impl State {
         let Some(name) = self.names.get_mut(key) else {
             return false;
         };
-        let Some((owner, _)) = name.waiters.remove(id) else {
+        let Some(Entered { owner, .. }) = name.waiters.remove(id) else {
             return false;
         };
         let is_last = name.waiters.is_empty();
@@ -113,8 +122,8 @@ impl State {
 }
 
 impl LocalEntries {
-    /// Creates the list, the requests for watches, which the store executes in their order, and the grants for the engine.
-    pub(in crate::engine) fn new() -> (Arc<Self>, UnboundedReceiver<Watch>, UnboundedReceiver<Granted>) {
+    /// Creates the list, the requests for watches, and the grants.
+    pub(super) fn new() -> (Arc<Self>, UnboundedReceiver<Watch>, UnboundedReceiver<Granted>) {
         let (watches, requests) = unbounded_channel();
         let (grants, granted) = unbounded_channel();
         let state = Mutex::default();
@@ -122,7 +131,7 @@ impl LocalEntries {
     }
 
     /// Subscribes a waiter to its notifications.
-    pub(in crate::engine) fn subscribe(self: &Arc<Self>, claim: &Claim) -> EntrySubscription {
+    pub(super) fn subscribe(self: &Arc<Self>, claim: &Claim) -> EntrySubscription {
         let mut state = self.state.lock();
         let waiter = state.waiters.entry(claim.owner.clone()).or_default();
         waiter.is_subscribed = true;
@@ -133,13 +142,13 @@ impl LocalEntries {
     ///
     /// # Behavior
     /// [`LocalEntries::enter`] then knows whether its entry was deleted in the meantime. Call `enter` or `leave` after the answer.
-    pub(in crate::engine) fn begin_attempt(&self, owner: &OwnerToken) {
+    pub(super) fn begin_attempt(&self, owner: &OwnerToken) {
         let mut state = self.state.lock();
         state.waiters.entry(owner.clone()).or_default().deleted = Some(Vec::new());
     }
 
     /// Records that a claim waits for `key` with an entry whose id is the owner token, and opens the watch for the first one.
-    pub(in crate::engine) fn enter(&self, owner: &OwnerToken, key: &Key) {
+    pub(super) fn enter(&self, owner: &OwnerToken, key: &Key) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let waiter = state.waiters.entry(owner.clone()).or_default();
@@ -160,13 +169,19 @@ impl LocalEntries {
             Name::default()
         });
         // A grant that it has not taken stays known.
-        let id = owner.as_str().into();
-        name.waiters.entry(id).or_insert((owner.clone(), false));
+        name.waiters.entry(owner.as_str().into()).or_insert_with(|| {
+            state.entered += 1;
+            Entered {
+                owner: owner.clone(),
+                number: state.entered,
+                is_known: false,
+            }
+        });
         name.report(&self.grants);
     }
 
     /// Makes a claim leave, after its grant or the end of its wait.
-    pub(in crate::engine) fn leave(&self, owner: &OwnerToken) {
+    pub(super) fn leave(&self, owner: &OwnerToken) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let Slot::Occupied(mut waiter) = state.waiters.entry(owner.clone()) else {
@@ -185,7 +200,7 @@ impl LocalEntries {
     /// Removes a waiter of a name, and closes the watch behind the last one.
     fn remove(&self, names: &mut HashMap<Key, Name>, key: &Key, owner: &OwnerToken) {
         if let Some(name) = names.get_mut(key) {
-            name.waiters.retain(|_, (waiter, _)| waiter != owner);
+            name.waiters.retain(|_, waiter| waiter.owner != *owner);
             if name.waiters.is_empty() {
                 self.close(names, key);
             }
@@ -198,7 +213,7 @@ impl LocalEntries {
     }
 
     /// Whether a waiter has a subscription.
-    pub(in crate::engine) fn is_subscribed(&self, owner: &OwnerToken) -> bool {
+    pub(super) fn is_subscribed(&self, owner: &OwnerToken) -> bool {
         let state = self.state.lock();
         state.waiters.get(owner).is_some_and(|waiter| waiter.is_subscribed)
     }
@@ -207,11 +222,6 @@ impl LocalEntries {
     #[cfg(feature = "etcd")]
     pub(in crate::engine) fn is_empty(&self) -> bool {
         self.state.lock().names.is_empty()
-    }
-
-    /// Returns the names with waiters.
-    pub(in crate::engine) fn names(&self) -> Vec<Key> {
-        self.state.lock().names.keys().cloned().collect()
     }
 
     /// Begins to keep the changes of a name, whose watch the server has confirmed. The engine then reads its entries. `false`:
@@ -246,8 +256,8 @@ impl LocalEntries {
             }
         }
         let is_gone = |id: &Arc<str>| name.mirror.as_ref().is_some_and(|(_, mirror)| !mirror.has(id));
-        let gone: Vec<_> = std::mem::take(&mut name.expected).into_iter().filter(is_gone).collect();
-        self.decide(&mut state, key, &gone);
+        let gone = std::mem::take(&mut name.expected).into_iter().filter(is_gone).collect();
+        self.decide(&mut state, key, gone);
     }
 
     /// Applies all changes of one revision of the store, and wakes the waiters whose entries were deleted.
@@ -270,12 +280,15 @@ impl LocalEntries {
         }
         let Some(name) = state.names.get_mut(key) else { return };
         name.apply(revision, changes);
-        let gone: &[_] = if name.mirror.is_some() { &deleted } else { &[] };
+        let gone = if name.mirror.is_some() { deleted } else { Vec::new() };
         self.decide(&mut state, key, gone);
     }
 
-    fn decide(&self, state: &mut State, key: &Key, gone: &[Arc<str>]) {
-        for id in gone {
+    /// Wakes the waiters whose entries are gone, in the order of their arrival, and reports the grants.
+    fn decide(&self, state: &mut State, key: &Key, mut gone: Vec<Arc<str>>) {
+        let name = state.names.get(key);
+        gone.sort_by_key(|id| Some(name?.waiters.get(id)?.number));
+        for id in &gone {
             if state.gone(key, id) {
                 self.close(&mut state.names, key);
             }
@@ -285,15 +298,18 @@ impl LocalEntries {
         }
     }
 
-    /// Forgets the entries of a name whose watch was lost, until [`LocalEntries::opened`].
-    pub(in crate::engine) fn lost(&self, key: &Key) {
-        if let Some(name) = self.state.lock().names.get_mut(key) {
-            (name.mirror, name.newer) = (None, Vec::new());
-        }
+    /// Forgets the entries of a name whose watch was lost, until [`LocalEntries::opened`]. Returns whether they were read.
+    pub(super) fn lost(&self, key: &Key) -> bool {
+        let mut state = self.state.lock();
+        let name = state.names.get_mut(key);
+        name.is_some_and(|name| {
+            name.newer.clear();
+            name.mirror.take().is_some()
+        })
     }
 
     /// Passes its grant to a waiter. `false`: it is not a waiter any more.
-    pub(in crate::engine) fn grant(&self, owner: &OwnerToken, hand_off: HandOff) -> bool {
+    pub(super) fn grant(&self, owner: &OwnerToken, hand_off: HandOff) -> bool {
         let mut state = self.state.lock();
         let Some(waiter) = state.waiters.get_mut(owner).filter(|waiter| waiter.key.is_some()) else {
             return false;
@@ -304,17 +320,17 @@ impl LocalEntries {
     }
 
     /// Wakes a waiter for a new attempt.
-    pub(in crate::engine) fn wake(&self, owner: &OwnerToken) {
+    pub(super) fn wake(&self, owner: &OwnerToken) {
         if let Some(waiter) = self.state.lock().waiters.get(owner) {
             waiter.notify.notify_one();
         }
     }
 
     /// Wakes all waiters of a name for new attempts.
-    pub(in crate::engine) fn wake_name(&self, key: &Key) {
+    pub(super) fn wake_name(&self, key: &Key) {
         let state = self.state.lock();
         let owners = state.names.get(key).into_iter().flat_map(|name| name.waiters.values());
-        let waiters = owners.filter_map(|(owner, _)| state.waiters.get(owner));
+        let waiters = owners.filter_map(|waiter| state.waiters.get(&waiter.owner));
         waiters.for_each(|waiter| waiter.notify.notify_one());
     }
 

@@ -6,8 +6,8 @@
 //!
 //! The engine has the rules: attempts, renewals, hand-offs, ends. A [`Store`] has the requests.
 //!
-//! The first waiter of a name opens the watch ([`Watch::Open`]). The store waits until the server has confirmed it, reads the
-//! entries once, and reports the changes that are newer than the read. The last waiter closes it.
+//! The first waiter of a name opens a watch, and the last one closes it. The store reads the entries once, after the server has
+//! confirmed the watch, and reports the changes that are newer than the read.
 
 mod attempt;
 mod engine;
@@ -23,9 +23,7 @@ mod tasks;
 pub(in crate::engine) mod tests;
 
 pub(in crate::engine) use self::engine::EntryEngine;
-#[cfg(feature = "zookeeper")]
-pub(in crate::engine) use self::local::Granted;
-pub(in crate::engine) use self::local::{LocalEntries, Watch};
+pub(in crate::engine) use self::local::LocalEntries;
 #[cfg(feature = "zookeeper")]
 pub(in crate::engine) use self::mirror::Place;
 pub(in crate::engine) use self::mirror::{Change, Entry, Share};

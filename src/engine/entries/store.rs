@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+#[cfg(doc)]
+use super::local::LocalEntries;
 use super::record::{Seen, Stored};
 use crate::clock::Moment;
 use crate::error::EngineError;
@@ -99,6 +101,10 @@ pub(in crate::engine) trait Store: fmt::Debug + Send + Sync + 'static {
     /// Lists the names that may have entries and begin with `prefix`, sorted. Each page of the store's answers takes at most `page_timeout`.
     /// `None`: one took longer.
     async fn names(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<Key>>>;
+
+    /// Watches a name until the watch is lost, and returns why: calls [`LocalEntries::begin_read`] when the server has confirmed it,
+    /// [`LocalEntries::opened`] with the entries, and [`LocalEntries::changed`]. Dropping the future ends the watch.
+    async fn watch(&self, name: &Key) -> Failure;
 
     /// Waits for the answers to dropped attempts of an owner, where the store may execute a later request first.
     async fn answered(&self, _owner: &OwnerToken) {}

@@ -1,6 +1,18 @@
-//! URLs with several servers: `scheme://user:password@h1,h2:2379/path?option=value`.
+//! URLs with several servers: `scheme://user:password@h1,h2:2379/path?option=value`, and the sockets of these servers.
 
+use std::io;
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 use url::form_urlencoded;
+
+use super::store::Failure;
+use crate::engine::tls::{CertificateFault, Pem, Verified, client_config};
+use crate::engine::{Settings, TlsFiles};
+use crate::error::{LockError, is_passing};
 
 /// The largest number of servers in a URL.
 const MAX_SERVERS: usize = 100;
@@ -31,14 +43,50 @@ pub(in crate::engine) struct Target<'u> {
     pub path: &'u str,
     /// The options after the `?`, as they were written.
     pub query: &'u str,
+    /// `None`: no TLS.
+    pub tls: Option<TlsFiles>,
+}
+
+/// What a URL of one store must be like.
+pub(in crate::engine) struct Rule {
+    pub text: &'static str,
+    /// The ports of servers where the URL has none, without and with TLS.
+    pub ports: [u16; 2],
+}
+
+impl Rule {
+    pub(in crate::engine) fn broken(&self, got: &str) -> LockError {
+        LockError::invalid("target", self.text, got)
+    }
 }
 
 impl<'u> Target<'u> {
-    /// Parses the text after the `://`. `port`: that of a server without one.
+    /// Parses a URL. One whose scheme ends with an "s" has TLS.
     ///
     /// # Errors
-    /// What is wrong with the URL, without any of its text.
-    pub(in crate::engine) fn parse(rest: &'u str, port: u16) -> Result<Self, &'static str> {
+    /// `LOCK_INVALID_ARGUMENT` for the URL or a TLS setting. No message contains a part of the URL.
+    pub(in crate::engine) fn parse(url: &'u str, settings: &Settings, rule: &Rule) -> Result<Self, LockError> {
+        let (scheme, rest) = url
+            .split_once("://")
+            .ok_or_else(|| rule.broken("a URL without \"//\""))?;
+        let (has_tls, tls) = (scheme.ends_with('s'), &settings.tls);
+        let target = Target::split(rest, rule.ports[usize::from(has_tls)]).map_err(|got| rule.broken(got))?;
+        tls.reject_server_name("use a host of the URL that is in the server's certificate")?;
+        if !has_tls && *tls != TlsFiles::default() {
+            let rule = format!("must be absent for {scheme}:// ({scheme}s:// uses TLS)");
+            return Err(LockError::invalid("tls", &rule, "settings"));
+        }
+        if has_tls {
+            Pem::read(tls).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
+        }
+        Ok(Target {
+            tls: has_tls.then(|| tls.clone()),
+            ..target
+        })
+    }
+
+    /// Splits the text after the `://`. The error is what is wrong with it, without any of its text.
+    fn split(rest: &'u str, port: u16) -> Result<Self, &'static str> {
         if rest.contains('#') {
             return Err("a URL with a \"#\"");
         }
@@ -72,8 +120,60 @@ impl<'u> Target<'u> {
             servers,
             path,
             query,
+            tls: None,
         })
     }
+}
+
+/// A socket, with or without TLS.
+pub(in crate::engine) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+impl Server {
+    /// Connects. `protocol`: the one that TLS has to agree on.
+    pub(in crate::engine) async fn connect(
+        &self,
+        tls: Option<&TlsFiles>,
+        protocol: Option<&str>,
+    ) -> Result<Box<dyn Io>, Failure> {
+        let cannot = |error: io::Error| Failure::not_sent(format!("cannot connect: {error}"), is_passing(&error));
+        let socket = TcpStream::connect((self.host.as_str(), self.port))
+            .await
+            .map_err(cannot)?;
+        socket.set_nodelay(true).map_err(cannot)?;
+        let Some(files) = tls else { return Ok(Box::new(socket)) };
+        let wrong = |text: String| Failure::not_sent(text, false);
+        let mut config = client_config(files, Verified::Full).map_err(|error| wrong(error.to_string()))?;
+        config.alpn_protocols = protocol.into_iter().map(Into::into).collect();
+        let name = ServerName::try_from(self.host.clone());
+        let name = name.map_err(|error| wrong(format!("the host cannot be the name in a certificate: {error}")))?;
+        let connecting = TlsConnector::from(Arc::new(config)).connect(name, socket);
+        let stream = connecting.await.map_err(|error| of_tls(&error))?;
+        match protocol {
+            Some(protocol) if stream.get_ref().1.alpn_protocol() != Some(protocol.as_bytes()) => Err(wrong(format!(
+                "the server has TLS without {protocol}: it is another program"
+            ))),
+            _ => Ok(Box::new(stream)),
+        }
+    }
+}
+
+fn of_tls(error: &io::Error) -> Failure {
+    let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    let advice = match tls.and_then(CertificateFault::of) {
+        Some(CertificateFault::Untrusted) => {
+            "its authority is not trusted here: set tls.caFile or tls.ca to the certificate of that authority"
+        }
+        Some(CertificateFault::OtherName) => "use the name in the certificate of the server as the host of the URL",
+        Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
+        None if matches!(tls, Some(rustls::Error::AlertReceived(_))) => {
+            "a server that requires a client certificate needs tls.certFile and tls.keyFile"
+        }
+        None => {
+            "does this port use TLS (ZooKeeper's secureClientPort)? Without it the scheme of the URL has no \"s\" at its end"
+        }
+    };
+    Failure::not_sent(format!("TLS failed: {error}; {advice}"), is_passing(error))
 }
 
 fn server(text: &str, port: u16) -> Result<Server, &'static str> {
@@ -117,12 +217,12 @@ mod tests {
 
     #[test]
     fn a_url_is_split() {
-        let target = Target::parse("us%40er:p%2Cw:&=+@h1,h2:7000, [::1]:7001,h1:2379/a/b?x=1", 2379).unwrap();
+        let target = Target::split("us%40er:p%2Cw:&=+@h1,h2:7000, [::1]:7001,h1:2379/a/b?x=1", 2379).unwrap();
         let servers: Vec<_> = target.servers.iter().map(ToString::to_string).collect();
         assert_eq!(servers, ["h1:2379", "h2:7000", "[::1]:7001"]);
         assert_eq!(target.login, Some(("us@er".into(), "p,w:&=+".into())));
         assert_eq!((target.path, target.query), ("/a/b", "x=1"));
-        let plain = Target::parse("h", 1).unwrap();
+        let plain = Target::split("h", 1).unwrap();
         assert!(plain.login.is_none() && plain.path.is_empty());
     }
 
@@ -147,13 +247,13 @@ mod tests {
             "[::1]1",
             "sécret",
         ] {
-            let problem = Target::parse(rest, 1).err().unwrap_or_else(|| panic!("{rest}"));
+            let problem = Target::split(rest, 1).err().unwrap_or_else(|| panic!("{rest}"));
             assert!(
                 problem.starts_with("a URL with") && !problem.contains("secret"),
                 "{rest}"
             );
         }
         let many: Vec<String> = (0..=MAX_SERVERS).map(|i| format!("h{i}")).collect();
-        assert!(Target::parse(&many.join(","), 1).is_err());
+        assert!(Target::split(&many.join(","), 1).is_err());
     }
 }

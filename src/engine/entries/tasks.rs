@@ -1,24 +1,58 @@
 //! What changes by itself: waiters are granted names, leases and places end, and fencing tokens are written.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::attempt::{RECORD_DELAY, liveness, of_lease};
 use super::engine::{Core, Own};
-use super::local::Granted;
+use super::local::{Granted, Watch};
 use super::record::{Stored, UNKNOWN, now_ms};
 use super::store::Outcome;
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::{HandOff, RESERVATION};
-use crate::model::{Fence, OwnerToken};
+use crate::model::{Fence, Key, OwnerToken};
 
 /// The time until entries that could not be deleted are deleted again.
 const DELETE_RETRY: Duration = Duration::from_millis(100);
 
 impl Core {
+    /// Keeps the watches of names with waiters open.
+    pub(super) async fn watch_names(self: Arc<Self>, mut requests: UnboundedReceiver<Watch>) {
+        let mut watches = HashMap::new();
+        while let Some(request) = requests.recv().await {
+            match request {
+                Watch::Open(name) => {
+                    let open = CancellationToken::new();
+                    let watching = self.clone().watch(name.clone());
+                    tokio::spawn(Box::pin(open.clone().run_until_cancelled_owned(watching)));
+                    watches.insert(name, open.drop_guard());
+                }
+                Watch::Close(name) => drop(watches.remove(&name)),
+            }
+        }
+    }
+
+    async fn watch(self: Arc<Self>, name: Key) {
+        let mut backoff = Backoff::for_store();
+        loop {
+            let failure = self.store.watch(&name).await;
+            tracing::debug!(?failure, %name, "a watch was lost");
+            if self.local.lost(&name) {
+                backoff.reset();
+            } else {
+                // Attempts of the waiters report an outage, or a missing permission.
+                self.local.wake_name(&name);
+            }
+            sleep(backoff.delay()).await;
+        }
+    }
+
     /// Passes names to the waiters whose entries are granted now.
     pub(super) async fn hand_off(self: Arc<Self>, mut grants: UnboundedReceiver<Granted>) {
         while let Some(granted) = grants.recv().await {

@@ -3,12 +3,14 @@
 use std::fmt;
 
 use crate::engine::config::unknown_option;
-use crate::engine::entries::target::{Server, Target};
-use crate::engine::tls::{Pem, WrongFile};
+use crate::engine::entries::target::{Rule, Server, Target};
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
-const PORT: u16 = 2379;
+const RULE: Rule = Rule {
+    text: "must be like etcd://h1,h2 or etcds://user:password@h1:2379",
+    ports: [2379; 2],
+};
 const DEFAULT_PREFIX: &str = "holdfast/";
 
 /// A parsed URL of etcd, with its settings.
@@ -40,37 +42,17 @@ impl EtcdConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for an invalid URL or setting. The message has no text of the URL.
     pub(in crate::engine) fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let wrong = |got: &str| {
-            LockError::invalid(
-                "target",
-                "must be like etcd://h1,h2 or etcds://user:password@h1:2379",
-                got,
-            )
-        };
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("a URL without \"//\""))?;
-        let target = Target::parse(rest, PORT).map_err(wrong)?;
+        let target = Target::parse(url, settings, &RULE)?;
         if !matches!(target.path, "" | "/") {
-            return Err(wrong("a URL with a path (keyPrefix is the prefix of the keys)"));
+            return Err(RULE.broken("a URL with a path (keyPrefix is the prefix of the keys)"));
         }
         if let Some((name, _)) = url::form_urlencoded::parse(target.query.as_bytes()).next() {
-            return Err(wrong(&unknown_option(&name, target.query, &[])));
-        }
-        settings
-            .tls
-            .reject_server_name("use that name as the host of the URL")?;
-        let is_secure = scheme == "etcds";
-        if !is_secure && settings.tls != TlsFiles::default() {
-            let rule = "must be absent, or the URL must begin with etcds://";
-            return Err(LockError::invalid("tls", rule, "both"));
-        }
-        if is_secure {
-            let wrong = |wrong: WrongFile| LockError::invalid(wrong.setting, wrong.rule, wrong.how);
-            Pem::read(&settings.tls).map_err(wrong)?;
+            return Err(RULE.broken(&unknown_option(&name, target.query, &[])));
         }
         Ok(EtcdConfig {
             servers: target.servers,
             login: target.login,
-            tls: is_secure.then(|| settings.tls.clone()),
+            tls: target.tls,
             prefix: settings.key_prefix.clone().unwrap_or_else(|| DEFAULT_PREFIX.into()),
         })
     }

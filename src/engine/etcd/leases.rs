@@ -174,7 +174,7 @@ impl Leases {
             Ok(Ok(true)) => Some(INTERVAL),
             Ok(Ok(false)) => None,
             Ok(Err(failure)) => {
-                tracing::debug!(failure = ?failure.failure(), "the lease of the waiters was not kept alive");
+                tracing::debug!(?failure, "the lease of the waiters was not kept alive");
                 Some(RETRY)
             }
             Err(_) => Some(RETRY),

@@ -10,7 +10,6 @@ mod leases;
 mod store;
 #[cfg(test)]
 mod tests;
-mod watches;
 
 use std::sync::Arc;
 
@@ -20,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 pub use self::config::EtcdConfig;
 use self::store::Etcd;
 use super::Result;
-use super::entries::{EntryEngine, LocalEntries, Store};
+use super::entries::{EntryEngine, Store};
+use crate::error::EngineError;
 use crate::model::Key;
 
 /// Connects to a member, logs in, and reads a name.
@@ -32,20 +32,12 @@ pub(super) async fn connect(config: EtcdConfig) -> Result<Arc<EntryEngine>> {
 }
 
 async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
-    let (local, watches, grants) = LocalEntries::new();
-    let store = Arc::new(Etcd::new(config, local.clone()));
-    let name =
-        Key::new("connect").map_err(|error| crate::error::EngineError::new(store.name(), "connect", false, error))?;
-    let read = store.look(&[name], None).await;
-    read.map_err(|failure| failure.of(store.name(), "connect"))?;
     let running = CancellationToken::new();
-    let tasks = [
-        watches::run(store.clone(), watches).boxed(),
-        store.clone().keep_waiters().boxed(),
-    ];
-    for task in tasks {
-        tokio::spawn(running.clone().run_until_cancelled_owned(task).boxed());
-    }
-    let engine = EntryEngine::new(store.clone(), local, grants, running);
+    let (store, engine) = EntryEngine::new(|local| Etcd::new(config, local), running.clone());
+    let name = Key::new("connect").map_err(|error| EngineError::new(store::NAME, "connect", false, error))?;
+    let read = store.look(&[name], None).await;
+    read.map_err(|failure| failure.of(store::NAME, "connect"))?;
+    let keeping = store.clone().keep_waiters();
+    tokio::spawn(running.run_until_cancelled_owned(keeping).boxed());
     Ok((store, engine))
 }

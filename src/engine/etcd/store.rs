@@ -1,5 +1,6 @@
 //! The entries of claims as keys.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,16 +11,20 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::client::messages::{
-    Compare, DeleteRequest, KeyValue, Op, OpAnswer, PutRequest, RangeRequest, RangeResponse, ResponseOp, TxnRequest,
-    TxnResponse,
+    Compare, DeleteRequest, Event, KeyValue, Op, OpAnswer, PutRequest, RangeRequest, RangeResponse, ResponseOp,
+    TxnRequest, TxnResponse, WatchCreateRequest, WatchOp, WatchRequest,
 };
-use super::client::{Client, Failure as Refusal, Outcome as Answer};
+use super::client::{Client, Failure as Refusal, Outcome as Answer, Status, WatchStream};
 use super::config::EtcdConfig;
 use super::layout::Layout;
 use super::leases::{Class, Lease, Leases};
 use crate::clock::Moment;
-use crate::engine::entries::{LocalEntries, Outcome, Record, Seen, Store, Stored, now_ms};
+use crate::engine::entries::{
+    Change, Entry, Failure, LocalEntries, Outcome, Record, Seen, Share, Store, Stored, now_ms,
+};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
+
+pub(super) const NAME: &str = "etcd";
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
 const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -367,6 +372,48 @@ impl Etcd {
         Ok((answer.kvs, if revision == 0 { at } else { revision }, rest))
     }
 
+    async fn watched(&self, name: &Key, stream: &mut WatchStream) -> Result<Infallible, Lost> {
+        const DELETED: i32 = 1;
+        let (key, range_end) = self.layout.range(name);
+        stream.send(&WatchRequest {
+            op: Some(WatchOp::Create(WatchCreateRequest { key, range_end })),
+        })?;
+        loop {
+            let message = stream.next().await?;
+            if message.canceled {
+                return Err(Status::cancelled(&message.cancel_reason).into());
+            }
+            if message.created && self.local.begin_read(name) {
+                let (mut entries, mut at) = (Vec::new(), 0);
+                let mut rest = Some(self.layout.range(name));
+                while let Some(range) = rest {
+                    let (kvs, revision, more) = self.page(range, at, false).await.map_err(Lost::Read)?;
+                    entries.extend(kvs.iter().map(|kv| mirrored(self.layout.entry(name, kv))));
+                    (at, rest) = (revision, more);
+                }
+                self.local.opened(name, at as u64, entries);
+            }
+            // One revision may delete several entries: no claim between them was granted.
+            let revision_of = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+            for events in message
+                .events
+                .chunk_by(|one, next| revision_of(one) == revision_of(next))
+            {
+                let change = |event: &Event| {
+                    let kv = event.kv.as_ref()?;
+                    let entry = self.layout.entry(name, kv);
+                    match event.kind {
+                        DELETED => Some(Change::Deleted(entry.id)),
+                        // Not a new record of an entry.
+                        _ => (kv.create_revision == kv.mod_revision).then(|| Change::Created(mirrored(entry))),
+                    }
+                };
+                let changes = events.iter().filter_map(change).collect();
+                self.local.changed(name, revision_of(&events[0]) as u64, changes);
+            }
+        }
+    }
+
     /// Keeps the etcd lease of the waiters alive while there are some.
     pub(super) async fn keep_waiters(self: Arc<Self>) {
         loop {
@@ -384,7 +431,7 @@ impl Etcd {
 #[async_trait]
 impl Store for Etcd {
     fn name(&self) -> &'static str {
-        "etcd"
+        NAME
     }
 
     fn address(&self) -> String {
@@ -462,6 +509,18 @@ impl Store for Etcd {
         Some(Ok(names))
     }
 
+    async fn watch(&self, name: &Key) -> Failure {
+        let mut stream = match self.client.watch().await {
+            Ok(stream) => stream,
+            Err(refusal) => return refusal.into(),
+        };
+        match self.watched(name, &mut stream).await {
+            Err(Lost::Read(refusal)) => refusal.into(),
+            Err(Lost::Watch(status)) => self.client.watch_failed(stream, status).into(),
+            Ok(never) => match never {},
+        }
+    }
+
     async fn answered(&self, owner: &OwnerToken) {
         self.client.answered(owner).await;
     }
@@ -473,8 +532,23 @@ impl Store for Etcd {
     }
 }
 
-impl From<Refusal> for crate::engine::entries::Failure {
-    fn from(refusal: Refusal) -> Self {
-        refusal.failure()
+/// Why a watch has ended.
+enum Lost {
+    Watch(Status),
+    /// The entries could not be read.
+    Read(Refusal),
+}
+
+impl From<Status> for Lost {
+    fn from(status: Status) -> Self {
+        Lost::Watch(status)
+    }
+}
+
+fn mirrored(entry: Stored) -> Entry {
+    Entry {
+        id: entry.id,
+        place: entry.place,
+        share: Share::LOCK,
     }
 }

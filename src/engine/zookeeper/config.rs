@@ -5,15 +5,14 @@ use std::time::Duration;
 use super::client::{Access, Login};
 use super::layout::Layout;
 use crate::engine::Settings;
-use crate::engine::entries::target::{Server, Target};
-use crate::engine::tls::Pem;
+use crate::engine::entries::target::{Rule, Server, Target};
 use crate::error::LockError;
 
-const RULE: &str = "must be zookeeper://[user:password@]host[:port],host[:port][/chroot] or zookeepers://…, special characters of \
-                    the user and the password percent-encoded";
-/// The ports of a server where the URL has none.
-const PORT: u16 = 2181;
-const TLS_PORT: u16 = 2281;
+pub(super) const RULE: Rule = Rule {
+    text: "must be zookeeper://[user:password@]host[:port],host[:port][/chroot] or zookeepers://…, special characters of the user and the \
+           password percent-encoded",
+    ports: [2181, 2281],
+};
 /// The default session timeout.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -41,36 +40,18 @@ impl ZookeeperConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` with `target`, `sessionTimeoutMs` or a TLS setting. No message contains a part of the URL.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let invalid = |got: &str| LockError::invalid("target", RULE, got);
-        let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("a URL without \"//\""))?;
-        let has_tls = scheme == "zookeepers";
-        let target = Target::parse(rest, if has_tls { TLS_PORT } else { PORT }).map_err(invalid)?;
+        let target = Target::parse(url, settings, &RULE)?;
         if !target.query.is_empty() {
-            return Err(invalid("a URL with an option"));
+            return Err(RULE.broken("a URL with an option"));
         }
         let chroot = target.path.trim_end_matches('/');
         let of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
         let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.bytes().all(of_name);
         if !chroot.is_empty() && !chroot[1..].split('/').all(is_name) {
-            return Err(invalid(
-                "a URL whose path is not names of A-Z a-z 0-9 _ . : - between slashes",
-            ));
+            return Err(RULE.broken("a URL whose path is not names of A-Z a-z 0-9 _ . : - between slashes"));
         }
         if chroot == "/zookeeper" || chroot.starts_with("/zookeeper/") {
-            return Err(invalid("a URL whose path is the server's own /zookeeper"));
-        }
-        let tls = &settings.tls;
-        tls.reject_server_name("with ZooKeeper, use a host of the URL that is in the server's certificate")?;
-        let has_files = *tls != crate::engine::TlsFiles::default();
-        if has_files && !has_tls {
-            return Err(LockError::invalid(
-                "tls",
-                "must be absent for zookeeper:// (zookeepers:// uses TLS)",
-                "settings",
-            ));
-        }
-        if has_tls {
-            Pem::read(tls).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
+            return Err(RULE.broken("a URL whose path is the server's own /zookeeper"));
         }
         let digest = target
             .login
@@ -88,7 +69,7 @@ impl ZookeeperConfig {
                 },
             },
             login: Login {
-                tls: has_tls.then(|| tls.clone()),
+                tls: target.tls,
                 digest,
                 session_timeout: settings.session_timeout.unwrap_or(SESSION_TIMEOUT),
             },

@@ -11,16 +11,16 @@ mod layout;
 mod store;
 #[cfg(test)]
 mod tests;
-mod watches;
 
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use self::client::Client;
 pub use self::config::ZookeeperConfig;
 use self::store::Zookeeper;
 use super::Result;
-use super::entries::EntryEngine;
+use super::entries::{EntryEngine, Failure};
 
 /// Opens a session, and creates the path of the URL if it is missing.
 ///
@@ -31,8 +31,10 @@ pub(super) async fn connect(config: ZookeeperConfig) -> Result<Arc<EntryEngine>>
 }
 
 async fn open(config: ZookeeperConfig) -> Result<(Arc<Zookeeper>, EntryEngine)> {
-    let opened = Zookeeper::open(config).await;
-    let (store, local, grants) = opened.map_err(|failure| failure.of(store::NAME, "connect"))?;
-    let engine = EntryEngine::new(store.clone(), local, grants, CancellationToken::new());
+    let failed = |failure: Failure| failure.of(store::NAME, "connect");
+    let client = Client::connect(config.servers, config.login).await.map_err(failed)?;
+    let create = |local| Zookeeper::new(client, config.layout, local);
+    let (store, engine) = EntryEngine::new(create, CancellationToken::new());
+    store.create_chroot().await.map_err(failed)?;
     Ok((store, engine))
 }

@@ -2,19 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::timeout;
 
-use super::client::{Access, Answer, Client, Failure as Refusal, Kind, Part, Reply, Request, code};
-use super::config::ZookeeperConfig;
+use super::client::{self, Access, Answer, Client, Failure as Refusal, Kind, Part, Reply, Request, code};
 use super::error::failure;
 use super::layout::{Child, Layout};
 use crate::clock::Moment;
-use crate::engine::entries::{Failure, Granted, LocalEntries, Outcome, Record, Seen, Store, Stored, now_ms};
+use crate::engine::entries::{Change, Failure, LocalEntries, Outcome, Record, Seen, Store, Stored, now_ms};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
 
 pub(super) const NAME: &str = "zookeeper";
@@ -26,9 +25,9 @@ const ROUNDS: usize = 5;
 pub(super) struct Zookeeper {
     pub client: Client,
     pub layout: Layout,
-    pub local: Arc<LocalEntries>,
+    local: Arc<LocalEntries>,
     /// The number of the last message that a mirror depends on.
-    pub revision: AtomicU64,
+    revision: Arc<AtomicU64>,
 }
 
 /// The entries of a name, the oldest first, and the last change of their folder.
@@ -41,30 +40,40 @@ impl fmt::Debug for Zookeeper {
 }
 
 impl Zookeeper {
-    pub(super) async fn open(
-        config: ZookeeperConfig,
-    ) -> Outcome<(Arc<Self>, Arc<LocalEntries>, UnboundedReceiver<Granted>)> {
-        let ZookeeperConfig { servers, login, layout } = config;
-        let client = Client::connect(servers, login).await?;
-        let (local, watches, grants) = LocalEntries::new();
-        let store = Arc::new(Zookeeper {
+    pub(super) fn new(client: Client, layout: Layout, local: Arc<LocalEntries>) -> Self {
+        let revision = Arc::new(AtomicU64::new(0));
+        let (of_events, changed, layout_) = (local.clone(), revision.clone(), layout.clone());
+        // On the task of the connection.
+        client.set_events(Box::new(move |path, change| {
+            let Some((name, child)) = layout_.split(path) else {
+                return;
+            };
+            let Some(child) = Child::parse(child) else { return };
+            let change = match change {
+                client::Change::Created => Change::Created(child.mirrored()),
+                client::Change::Deleted => Change::Deleted(child.id()),
+                client::Change::Other => return,
+            };
+            of_events.changed(&name, changed.fetch_add(1, Relaxed) + 1, vec![change]);
+        }));
+        Zookeeper {
             client,
             layout,
-            local: local.clone(),
-            revision: AtomicU64::new(0),
-        });
-        store.receive_events();
-        store.create_chroot().await.map_err(|refusal| store.failure(refusal))?;
-        tokio::spawn(Box::pin(Self::run_watches(Arc::downgrade(&store), watches)));
-        Ok((store, local, grants))
+            local,
+            revision,
+        }
+    }
+
+    /// Creates the path of the URL, if it is missing.
+    pub(super) async fn create_chroot(&self) -> Outcome<()> {
+        self.chroot().await.map_err(|refusal| self.failure(refusal))
     }
 
     fn failure(&self, refusal: impl Into<Refusal>) -> Failure {
         failure(refusal.into(), &self.client.address())
     }
 
-    /// Creates the path of the URL, if it is missing.
-    async fn create_chroot(&self) -> Answer<()> {
+    async fn chroot(&self) -> Answer<()> {
         let chroot = self.layout.chroot.as_str();
         match self.client.call(Request::exists(self.layout.root())).await {
             Err(Refusal::Refused(code::NO_NODE)) => {}
@@ -90,7 +99,7 @@ impl Zookeeper {
             let create = Request::create(&self.layout.folder(name), &[], self.layout.access, Kind::Container);
             match self.client.call(create).await {
                 Ok(_) | Err(Refusal::Refused(code::NODE_EXISTS)) => break,
-                Err(Refusal::Refused(code::NO_NODE)) => self.create_chroot().await?,
+                Err(Refusal::Refused(code::NO_NODE)) => self.chroot().await?,
                 Err(refusal) => return Err(refusal),
             }
         }
@@ -289,6 +298,15 @@ impl Zookeeper {
     }
 }
 
+/// A watch of a folder. Dropping it removes the watch.
+struct Watched<'a>(&'a Zookeeper, &'a str);
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.client.call_in_order(Request::remove_watches(self.1), |_| {});
+    }
+}
+
 /// Whether a step has changed something. `false`: an entry was changed or is gone.
 fn is_done(answer: Answer) -> Answer<bool> {
     match answer {
@@ -392,6 +410,38 @@ impl Store for Zookeeper {
             names.sort();
             names
         }))
+    }
+
+    async fn watch(&self, name: &Key) -> Failure {
+        let folder = self.layout.folder(name);
+        let mut connection = self.client.connection();
+        let (failed, mut failures) = unbounded_channel();
+        let _watch = Watched(self, &folder);
+        let (watched, local, failed_too) = (name.clone(), self.local.clone(), failed.clone());
+        self.client.call_in_order(Request::add_watch(&folder), move |answer| {
+            let _ = match answer {
+                Ok(_) => Ok(local.begin_read(&watched)),
+                Err(refusal) => failed.send(refusal).map(|()| false),
+            };
+        });
+        let (watched, local, revision) = (name.clone(), self.local.clone(), self.revision.clone());
+        self.client.call_in_order(Request::children(&folder), move |answer| {
+            let names = match answer.and_then(|reply| Ok(reply.children()?.0)) {
+                Ok(names) => names,
+                // The server has removed the empty folder.
+                Err(Refusal::Refused(code::NO_NODE)) => Vec::new(),
+                Err(refusal) => {
+                    let _ = failed_too.send(refusal);
+                    return;
+                }
+            };
+            let entries = Child::all(&names).into_iter().map(|child| child.mirrored());
+            local.opened(&watched, revision.fetch_add(1, Relaxed) + 1, entries);
+        });
+        tokio::select! {
+            Some(refusal) = failures.recv() => self.failure(refusal),
+            _ = connection.changed() => self.failure(Refusal::Broken("a watch was lost".into())),
+        }
     }
 
     async fn close(&self, _has_entries: &(dyn for<'a> Fn(i64) -> bool + Sync)) {

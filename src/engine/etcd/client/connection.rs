@@ -1,7 +1,6 @@
 //! One HTTP/2 connection to a member.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -11,14 +10,12 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{Method, Request, Version};
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::framing::{Frames, MAX_MESSAGE};
 use super::liveness::{HEALTH, close_when_silent};
 use super::status::Status;
-use super::tls::{Io, secured};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::target::Server;
@@ -70,15 +67,11 @@ impl Drop for Sent {
 impl Connection {
     /// Connects to a member. `is_alone`: there is no other one, so that a late answer is no reason to leave it.
     pub(super) async fn open(server: &Server, tls: Option<&TlsFiles>, is_alone: bool) -> Result<Self, Status> {
-        let cannot = |error: io::Error| Status::Broken(format!("cannot connect: {error}"));
-        let socket = TcpStream::connect((server.host.as_str(), server.port))
-            .await
-            .map_err(cannot)?;
-        socket.set_nodelay(true).map_err(cannot)?;
-        let io: Box<dyn Io> = match tls {
-            None => Box::new(socket),
-            Some(files) => secured(server, files, socket).await?,
-        };
+        let io = server.connect(tls, Some("h2")).await;
+        let io = io.map_err(|failure| match failure.passes {
+            true => Status::Broken(failure.text),
+            false => Status::Wrong(failure.text),
+        })?;
         let (sender, connection) = h2::client::Builder::new()
             .initial_window_size(1 << 20)
             .initial_connection_window_size(4 << 20)

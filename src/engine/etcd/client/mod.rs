@@ -7,7 +7,6 @@ mod framing;
 mod liveness;
 pub(super) mod messages;
 mod status;
-mod tls;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,12 +43,12 @@ pub(super) struct Failure {
 
 pub(super) type Outcome<T> = Result<T, Failure>;
 
-impl Failure {
-    pub(super) fn failure(self) -> entries::Failure {
+impl From<Failure> for entries::Failure {
+    fn from(failure: Failure) -> Self {
         entries::Failure {
-            text: format!("{} ({})", self.status, self.address),
-            passes: self.status.is_passing(),
-            is_sent: self.is_sent,
+            text: format!("{} ({})", failure.status, failure.address),
+            passes: failure.status.is_passing(),
+            is_sent: failure.is_sent,
         }
     }
 }

@@ -10,8 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::engine::entries;
 use crate::engine::etcd::client::messages::{LeaseRequest, LeaseResponse};
 use crate::engine::etcd::client::{Client, Failure};
+use crate::error::EngineError;
 
 /// What a server answers: the HTTP status, the content type, the body, and the trailers. `None`: it never answers.
 type Answer = Option<(u16, &'static str, Vec<u8>, Option<Vec<(&'static str, String)>>)>;
@@ -74,6 +76,16 @@ fn client(url: &str) -> Client {
     Client::new(Arc::new(EtcdConfig::parse(url, &Settings::default()).unwrap()))
 }
 
+trait Of {
+    fn of(self, op: &'static str) -> EngineError;
+}
+
+impl Of for Failure {
+    fn of(self, op: &'static str) -> EngineError {
+        entries::Failure::from(self).of("etcd", op)
+    }
+}
+
 async fn call(client: &Client) -> Result<LeaseResponse, Failure> {
     client.call("/service/method", &LeaseRequest { id: 7 }, None).await
 }
@@ -131,8 +143,7 @@ async fn wrong_answers_are_errors() {
         let error = call(&client(&format!("etcd://{address}")))
             .await
             .unwrap_err()
-            .failure()
-            .of("etcd", "acquire");
+            .of("acquire");
         let message = error.to_string();
         assert!(message.contains(text) && message.contains(&address), "{message}");
         assert_eq!(error.retryable, is_retryable, "{message}");
@@ -152,16 +163,14 @@ async fn a_server_that_does_not_speak_http2_is_an_error() {
         let error = call(&client(&format!("etcd://{address}")))
             .await
             .unwrap_err()
-            .failure()
-            .of("etcd", "connect");
+            .of("connect");
         assert!(error.retryable, "{error}");
     }
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let error = call(&client(&format!("etcd://{closed}")))
         .await
         .unwrap_err()
-        .failure()
-        .of("etcd", "connect");
+        .of("connect");
     assert!(
         !error.may_be_executed && error.to_string().contains("cannot connect"),
         "{error}"
@@ -186,7 +195,7 @@ async fn a_silent_member_is_left() {
             match call(&client).await {
                 Ok(answer) => break answer,
                 Err(failure) => {
-                    let error = failure.failure().of("etcd", "acquire");
+                    let error = failure.of("acquire");
                     assert!(
                         error.retryable && error.to_string().contains("did not answer") || !error.may_be_executed,
                         "{error}"
@@ -251,6 +260,6 @@ async fn a_client_that_is_closed_opens_no_connection() {
     let client = client(&format!("etcd://{address}"));
     assert!(call(&client).await.is_ok());
     client.close();
-    let error = call(&client).await.unwrap_err().failure().of("etcd", "renew");
+    let error = call(&client).await.unwrap_err().of("renew");
     assert!(error.to_string().contains("closed"), "{error}");
 }

@@ -4,10 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::jute::Malformed;
 use super::messages::{self, LOGIN, Request, code};
@@ -15,8 +12,7 @@ use super::replies::{self, Connected};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::Failure;
-use crate::engine::entries::target::Server;
-use crate::engine::tls::{CertificateFault, Verified, client_config};
+use crate::engine::entries::target::{Io, Server};
 
 /// The longest message of a server before the session is open.
 const MAX_GREETING: usize = 4096;
@@ -41,13 +37,9 @@ pub(super) struct SessionKey {
     pub last_zxid: i64,
 }
 
-/// The bytes of a connection, with TLS or without.
-pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for T {}
-
 /// An open connection with a session.
 pub(super) struct Connection {
-    pub stream: Box<dyn Duplex>,
+    pub stream: Box<dyn Io>,
     pub session: SessionKey,
     pub timeout: Duration,
     /// When the request for the session was sent and answered.
@@ -63,13 +55,7 @@ pub(super) enum Opened {
 
 /// Opens a connection, and a session or the one of `key`.
 pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Opened, Failure> {
-    let socket = TcpStream::connect((server.host.as_str(), server.port));
-    let socket = socket.await.map_err(|error| failed("cannot connect", &error))?;
-    let _ = socket.set_nodelay(true);
-    let mut stream: Box<dyn Duplex> = match &login.tls {
-        None => Box::new(socket),
-        Some(files) => Box::new(shake_hands(server, files, socket).await?),
-    };
+    let mut stream = server.connect(login.tls.as_ref(), None).await?;
     let timeout_ms = i32::try_from(login.session_timeout.as_millis()).unwrap_or(i32::MAX);
     let request = messages::connect(key.last_zxid, timeout_ms, key.id, &key.password);
     let sent = Moment::now();
@@ -112,33 +98,8 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
     })))
 }
 
-async fn shake_hands(server: &Server, files: &TlsFiles, socket: TcpStream) -> Result<impl Duplex + use<>, Failure> {
-    let config = client_config(files, Verified::Full).map_err(|error| Failure::not_sent(error.to_string(), false))?;
-    let name = ServerName::try_from(server.host.clone())
-        .map_err(|error| Failure::not_sent(format!("the host cannot be the name in a certificate: {error}"), false))?;
-    let connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
-    connected.map_err(|error| {
-        let tls = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
-        let advice = match tls.and_then(CertificateFault::of) {
-            Some(CertificateFault::Untrusted) => {
-                "set tls.caFile or tls.ca to the authority of the server's certificate"
-            }
-            Some(CertificateFault::OtherName) => "use a host of the URL that is in the server's certificate",
-            Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
-            None if matches!(tls, Some(rustls::Error::AlertReceived(_))) => {
-                "the server may require a client certificate: set tls.certFile and tls.keyFile"
-            }
-            None => "check that the port is the server's secureClientPort",
-        };
-        Failure::not_sent(
-            format!("no TLS connection: {error}; {advice}"),
-            crate::error::is_passing(&error),
-        )
-    })
-}
-
 /// Sends one message on a new connection, and reads one frame.
-async fn ask(stream: &mut dyn Duplex, message: &[u8]) -> io::Result<Vec<u8>> {
+async fn ask(stream: &mut dyn Io, message: &[u8]) -> io::Result<Vec<u8>> {
     stream.write_all(message).await?;
     stream.flush().await?;
     let length = stream.read_u32().await? as usize;

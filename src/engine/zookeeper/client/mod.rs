@@ -58,17 +58,8 @@ impl From<Malformed> for Failure {
 
 pub(super) type Answer<T = Reply> = Result<T, Failure>;
 
-/// What the client reports, in the order of the connection's messages.
-#[derive(Debug)]
-pub(super) enum Event<'a> {
-    /// A connection is open. It has no watches.
-    Connected,
-    /// A watched node has changed.
-    Node { path: &'a str, change: Change },
-}
-
-/// Receives events and answers on the task of the connection, and must not block.
-pub(super) type EventSink = Box<dyn Fn(Event<'_>) + Send + Sync>;
+/// Receives the changes of watched nodes and the answers on the task of the connection, in their order. It must not block.
+pub(super) type EventSink = Box<dyn Fn(&str, Change) + Send + Sync>;
 type AnswerSink = Box<dyn FnOnce(Answer) + Send>;
 
 /// The receiver of an answer.
@@ -113,6 +104,8 @@ struct Shared {
     /// The last attempt to connect, if it failed.
     failure: watch::Sender<Option<ConnectFailure>>,
     events: OnceLock<EventSink>,
+    /// The number of connections that have ended.
+    ended_connections: watch::Sender<u64>,
     /// The server of the connection, or the last one.
     address: Mutex<String>,
     closing: CancellationToken,
@@ -147,12 +140,6 @@ impl Shared {
             Failure::Closed
         };
         answer(sink, Err(refusal));
-    }
-
-    fn report(&self, event: Event<'_>) {
-        if let Some(sink) = self.events.get() {
-            sink(event);
-        }
     }
 }
 
@@ -196,6 +183,7 @@ impl Client {
             }),
             failure: watch::Sender::new(None),
             events: OnceLock::new(),
+            ended_connections: watch::Sender::new(0),
             address: Mutex::default(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
@@ -215,6 +203,11 @@ impl Client {
     /// Sets the receiver of events. Called once, before the first watch.
     pub(super) fn set_events(&self, sink: EventSink) {
         let _ = self.shared.events.set(sink);
+    }
+
+    /// Returns a receiver of a change when the connection has ended, and with it its watches.
+    pub(super) fn connection(&self) -> watch::Receiver<u64> {
+        self.shared.ended_connections.subscribe()
     }
 
     /// Returns the address of the current server, or of the last one.

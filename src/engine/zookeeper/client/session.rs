@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::connection::{self, Connection, Duplex, Opened, SessionKey};
+use super::connection::{self, Connection, Opened, SessionKey};
 use super::evidence::Evidence;
 use super::messages::{EVENT, Request, code};
 use super::replies::{self, Reply};
-use super::{ConnectFailure, Event, Failure, SessionState, Shared, Sink, answer};
+use super::{ConnectFailure, Failure, SessionState, Shared, Sink, answer};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::entries::target::Server;
+use crate::engine::entries::target::{Io, Server};
 
 /// The longest message of a server: that of the children of a node with some 100 000 of them.
 const MAX_REPLY: usize = 16 << 20;
@@ -172,7 +172,6 @@ impl Session {
                 ..state
             };
         });
-        shared.report(Event::Connected);
         let (reader, writer) = tokio::io::split(stream);
         let mut link = Link {
             shared: &shared,
@@ -195,6 +194,7 @@ impl Session {
         for (_, sink) in link.in_flight.drain(..) {
             answer(sink, Err(Failure::Broken(why.clone())));
         }
+        shared.ended_connections.send_modify(|count| *count += 1);
         end
     }
 }
@@ -205,7 +205,7 @@ fn silence(session_timeout: Duration) -> Duration {
 }
 
 /// Writes some bytes, or flushes if there are none.
-async fn write(writer: &mut WriteHalf<Box<dyn Duplex>>, out: &[u8]) -> io::Result<usize> {
+async fn write(writer: &mut WriteHalf<Box<dyn Io>>, out: &[u8]) -> io::Result<usize> {
     if out.is_empty() {
         return writer.flush().await.map(|()| 0);
     }
@@ -231,7 +231,7 @@ struct Link<'a> {
 }
 
 impl Link<'_> {
-    async fn run(&mut self, mut reader: ReadHalf<Box<dyn Duplex>>, mut writer: WriteHalf<Box<dyn Duplex>>) -> End {
+    async fn run(&mut self, mut reader: ReadHalf<Box<dyn Io>>, mut writer: WriteHalf<Box<dyn Io>>) -> End {
         let mut is_flushed = true;
         loop {
             self.encode();
@@ -336,7 +336,7 @@ impl Link<'_> {
         let (head, body) = replies::head(frame).map_err(|_| UNEXPECTED)?;
         if head.number == EVENT {
             let (change, path) = replies::event(body).map_err(|_| UNEXPECTED)?;
-            self.shared.report(Event::Node { path, change });
+            self.shared.events.get().inspect(|sink| sink(path, change));
             return Ok(());
         }
         let (number, sink) = self.in_flight.pop_front().ok_or(UNEXPECTED)?;
@@ -370,7 +370,7 @@ impl Link<'_> {
     }
 
     /// Ends the session: sends what is queued, and waits until the server closes the connection.
-    async fn close(&mut self, reader: &mut ReadHalf<Box<dyn Duplex>>, writer: &mut WriteHalf<Box<dyn Duplex>>) {
+    async fn close(&mut self, reader: &mut ReadHalf<Box<dyn Io>>, writer: &mut WriteHalf<Box<dyn Io>>) {
         self.encode();
         Request::close().write(0, &mut self.out);
         let out = std::mem::take(&mut self.out);

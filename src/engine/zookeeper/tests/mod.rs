@@ -107,10 +107,20 @@ async fn woken(subscription: &mut Box<dyn Subscription>) {
     woken.expect("no wake-up within 10 s");
 }
 
+/// Waits for a hand-off. A lost connection wakes waiters, too.
+async fn handed_off(subscription: &mut Box<dyn Subscription>) {
+    while subscription.take_hand_off().is_none() {
+        woken(subscription).await;
+    }
+}
+
 /// A client of another program at the same servers.
 async fn other_client(url: &str) -> Client {
-    let Target { servers, .. } = Target::parse(url.split_once("://").unwrap().1, 2181).unwrap();
-    client_of(servers, None).await
+    client_of(servers(url), None).await
+}
+
+fn servers(url: &str) -> Vec<Server> {
+    Target::parse(url, &Settings::default(), &config::RULE).unwrap().servers
 }
 
 async fn client_of(servers: Vec<Server>, digest: Option<&str>) -> Client {

@@ -7,8 +7,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::engine::entries::target::Target;
-
 /// What a proxy does with its connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
@@ -31,8 +29,8 @@ pub(super) struct Proxy {
 
 impl Proxy {
     pub(super) async fn start(url: &str) -> Self {
-        let (scheme, rest) = url.split_once("://").unwrap();
-        let server = Target::parse(rest, 2181).unwrap().servers.remove(0).to_string();
+        let (scheme, _) = url.split_once("://").unwrap();
+        let server = super::servers(url).remove(0).to_string();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let mode = Arc::new(watch::Sender::new(Mode::Forwards));

@@ -81,8 +81,7 @@ async fn a_session_moves_to_another_connection() {
     assert_eq!(acquire(&engine, &held).await, fence);
     // The watch is opened again.
     other.release(&holder, Duration::ZERO).await.unwrap();
-    woken(&mut subscription).await;
-    assert!(subscription.take_hand_off().is_some());
+    handed_off(&mut subscription).await;
     assert_eq!(other.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
 }
 
@@ -100,8 +99,7 @@ async fn a_release_during_an_outage_is_found_after_it() {
     proxy.set(Mode::Closed);
     other.release(&holder, Duration::ZERO).await.unwrap();
     proxy.set(Mode::Forwards);
-    woken(&mut subscription).await;
-    assert!(subscription.take_hand_off().is_some());
+    handed_off(&mut subscription).await;
 }
 
 /// Replies are lost, and the requests are repeated: one entry is left, and it has the lock.
