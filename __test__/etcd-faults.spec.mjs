@@ -76,7 +76,9 @@ describe('etcd: faults of the server', { timeout: 300_000 }, () => {
   })
 
   test('3000 waiters of two services are served one after the other', async (connect) => {
-    const [a, b] = [await connect(), await connect()]
+    // A service enters waiters of a name one after the other, each with a commit.
+    const slow = { storeTimeoutMs: 60_000 }
+    const [a, b] = [await connect(slow), await connect(slow)]
     const held = await a.acquire('n', { ttlMs: 60_000 })
     let [inside, last] = [0, held.fencingToken]
     const waits = Array.from({ length: 3000 }, (_, index) =>

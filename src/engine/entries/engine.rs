@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -15,7 +16,7 @@ use super::local::LocalEntries;
 use super::record::{Seen, Stored};
 use super::store::{Failure, Outcome, Store};
 use crate::engine::ends::Ends;
-use crate::engine::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription};
+use crate::engine::{Acquired, Answers, Attempts, Engine, Released, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
@@ -186,6 +187,15 @@ impl Engine for EntryEngine {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
         self.error("acquire", self.core.acquire(claim).await)
+    }
+
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        let together = if self.core.store.keeps_order() { claims.len() } else { 1 };
+        let attempts: Vec<_> = claims.iter().map(|claim| self.try_acquire(claim)).collect();
+        let mut attempts = stream::iter(attempts).buffered(together.max(1)).enumerate();
+        while let Some((index, acquired)) = attempts.next().await {
+            answer(index, acquired);
+        }
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {

@@ -70,24 +70,11 @@ struct Name {
     waiters: HashMap<Arc<str>, Entered>,
     /// The entries, and their revision. `None`: the watch is being opened.
     mirror: Option<(u64, Mirror)>,
-    /// The changes since the watch was confirmed, with their revisions, until the entries are read.
-    newer: Vec<(u64, Change)>,
     /// The ids of the waiters whose entries existed before the read in progress.
     expected: Vec<Arc<str>>,
 }
 
 impl Name {
-    fn apply(&mut self, revision: u64, changes: impl IntoIterator<Item = Change>) {
-        let Some((at, mirror)) = &mut self.mirror else {
-            self.newer.extend(changes.into_iter().map(|change| (revision, change)));
-            return;
-        };
-        if revision > *at {
-            *at = revision;
-            changes.into_iter().for_each(|change| mirror.apply(change));
-        }
-    }
-
     /// Reports the waiters that are granted since the last call.
     fn report(&mut self, grants: &UnboundedSender<Granted>) {
         let Some((revision, mirror)) = &self.mirror else { return };
@@ -224,21 +211,19 @@ impl LocalEntries {
         self.state.lock().names.is_empty()
     }
 
-    /// Begins to keep the changes of a name, whose watch the server has confirmed. The engine then reads its entries. `false`:
-    /// the name has no waiters any more.
+    /// The server has confirmed the watch of a name. The store then reads its entries. `false`: the name has no waiters any more.
     pub(in crate::engine) fn begin_read(&self, key: &Key) -> bool {
         let mut state = self.state.lock();
         let Some(name) = state.names.get_mut(key) else {
             return false;
         };
-        (name.mirror, name.newer) = (None, Vec::new());
+        name.mirror = None;
         name.expected = name.waiters.keys().cloned().collect();
         true
     }
 
     /// Sets the entries of a name, as they were read at `revision`: a number that grows with the changes of the store, or with the
-    /// order in which this process receives its messages. Applies the changes that are newer, and wakes the waiters whose entries
-    /// are gone.
+    /// order in which this process receives its messages. Wakes the waiters whose entries are gone.
     pub(in crate::engine) fn opened(&self, key: &Key, revision: u64, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.state.lock();
         let Some(name) = state.names.get_mut(key) else { return };
@@ -247,20 +232,12 @@ impl LocalEntries {
             .into_iter()
             .for_each(|entry| mirror.apply(Change::Created(entry)));
         name.mirror = Some((revision, mirror));
-        for (at, change) in std::mem::take(&mut name.newer) {
-            if let Some((last, mirror)) = &mut name.mirror
-                && at > revision
-            {
-                *last = at.max(*last);
-                mirror.apply(change);
-            }
-        }
         let is_gone = |id: &Arc<str>| name.mirror.as_ref().is_some_and(|(_, mirror)| !mirror.has(id));
         let gone = std::mem::take(&mut name.expected).into_iter().filter(is_gone).collect();
         self.decide(&mut state, key, gone);
     }
 
-    /// Applies all changes of one revision of the store, and wakes the waiters whose entries were deleted.
+    /// Applies all changes of one revision of the store, if it is newer than the entries, and wakes the waiters whose entries were deleted.
     pub(in crate::engine) fn changed(&self, key: &Key, revision: u64, changes: Vec<Change>) {
         let mut state = self.state.lock();
         let deleted: Vec<Arc<str>> = changes
@@ -279,9 +256,12 @@ impl LocalEntries {
             }
         }
         let Some(name) = state.names.get_mut(key) else { return };
-        name.apply(revision, changes);
-        let gone = if name.mirror.is_some() { deleted } else { Vec::new() };
-        self.decide(&mut state, key, gone);
+        let Some((at, mirror)) = &mut name.mirror else { return };
+        if revision > *at {
+            *at = revision;
+            changes.into_iter().for_each(|change| mirror.apply(change));
+        }
+        self.decide(&mut state, key, deleted);
     }
 
     /// Wakes the waiters whose entries are gone, in the order of their arrival, and reports the grants.
@@ -299,13 +279,10 @@ impl LocalEntries {
     }
 
     /// Forgets the entries of a name whose watch was lost, until [`LocalEntries::opened`]. Returns whether they were read.
-    pub(super) fn lost(&self, key: &Key) -> bool {
+    pub(in crate::engine) fn lost(&self, key: &Key) -> bool {
         let mut state = self.state.lock();
         let name = state.names.get_mut(key);
-        name.is_some_and(|name| {
-            name.newer.clear();
-            name.mirror.take().is_some()
-        })
+        name.is_some_and(|name| name.mirror.take().is_some())
     }
 
     /// Passes its grant to a waiter. `false`: it is not a waiter any more.
@@ -329,8 +306,11 @@ impl LocalEntries {
     /// Wakes all waiters of a name for new attempts.
     pub(super) fn wake_name(&self, key: &Key) {
         let state = self.state.lock();
-        let owners = state.names.get(key).into_iter().flat_map(|name| name.waiters.values());
-        let waiters = owners.filter_map(|waiter| state.waiters.get(&waiter.owner));
+        let name = state.names.get(key).into_iter();
+        let mut entered: Vec<&Entered> = name.flat_map(|name| name.waiters.values()).collect();
+        // The order of the attempts is that of the arrivals.
+        entered.sort_by_key(|waiter| waiter.number);
+        let waiters = entered.iter().filter_map(|waiter| state.waiters.get(&waiter.owner));
         waiters.for_each(|waiter| waiter.notify.notify_one());
     }
 

@@ -65,6 +65,11 @@ pub(in crate::engine) trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Whether it executes requests in the order in which the methods were called.
+    fn keeps_order(&self) -> bool {
+        false
+    }
+
     /// Creates entries of a claim at the names `create`, which have none of it as far as is known, deletes those of `remove`, and reads
     /// all names of the claim after that. If the store has changed since, it may omit the changes. Calls [`Claim::mark_sent`].
     ///

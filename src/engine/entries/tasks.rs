@@ -18,6 +18,8 @@ use crate::clock::Moment;
 use crate::engine::{HandOff, RESERVATION};
 use crate::model::{Fence, Key, OwnerToken};
 
+/// The time until a fencing token that could not be written is written again.
+const RECORD_RETRY: Duration = Duration::from_millis(500);
 /// The time until entries that could not be deleted are deleted again.
 const DELETE_RETRY: Duration = Duration::from_millis(100);
 
@@ -174,36 +176,43 @@ impl Core {
                 tokio::spawn(Box::pin(async move {
                     if let Err(failure) = core.write_token(&owner).await {
                         tracing::debug!(?failure, "a fencing token was not written");
+                        if core.own.get(&owner).is_some() {
+                            core.records.insert(owner, (), Moment::now() + RECORD_RETRY);
+                        }
                     }
                 }));
             }
         }
     }
 
-    /// Writes the fencing token of a lease, unless a renewal does so. After a failure the next renewal writes it.
+    /// Writes the fencing token of a lease, unless a renewal has to write the lease.
     async fn write_token(&self, owner: &OwnerToken) -> Outcome<()> {
-        let Some((
-            _,
-            Own {
-                entries,
-                fence: Some(fence),
-                ..
-            },
-        )) = self.own.get(owner)
+        let Some((_, own)) = self.own.get(owner) else {
+            return Ok(());
+        };
+        let (Some(fence), mut entries) = (own.fence, own.entries) else {
+            return Ok(());
+        };
+        if entries.iter().any(|entry| entry.version == UNKNOWN) {
+            let names: Vec<Key> = entries.iter().map(|entry| entry.name.clone()).collect();
+            let seen = self.store.look(&names, Some(owner)).await?;
+            entries = seen.into_iter().filter_map(|seen| seen.own).collect();
+        }
+        let Some(ttl) = entries
+            .iter()
+            .filter_map(|entry| Some(entry.record.as_ref()?.ttl()))
+            .max()
         else {
             return Ok(());
         };
-        let Some(ttl) = entries.iter().find_map(|entry| Some(entry.record.as_ref()?.ttl())) else {
-            return Ok(());
-        };
-        let is_lease = |entry: &Stored| entry.version != UNKNOWN && self.store.is_lease(entry, ttl);
-        if !entries.iter().all(is_lease) {
+        if !entries.iter().all(|entry| self.store.is_lease(entry, ttl)) {
             return Ok(());
         }
         let leases = entries.into_iter().map(|entry| of_lease(entry, ttl, fence));
         if let Some(written) = self.write(owner, leases.collect(), owner, ttl).await? {
             self.own.update(owner, |_, own| {
-                if own.entries.iter().all(|entry| entry.version == UNKNOWN) {
+                let is_writing = own.entries.iter().all(|entry| entry.version == UNKNOWN);
+                if is_writing && own.entries.len() == written.len() {
                     own.entries = written;
                 }
                 None

@@ -92,15 +92,17 @@ async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
     let mut subscription = f.entries.subscribe(&first);
     assert_eq!(f.enter(&first), []);
     assert_eq!(f.watches.try_recv(), Ok(Watch::Open(f.key.clone())));
-    assert_eq!(f.enter(&second), []);
-    assert!(f.watches.try_recv().is_err(), "one watch per name");
     let holder: Arc<str> = "holder".into();
     assert!(f.entries.begin_read(&f.key));
-    // Events before the read, and one after it.
-    assert_eq!(f.created(&second, 12), []);
+    // The read shows this change, too.
     assert_eq!(f.deleted("earlier".into(), 9), []);
     let read = [entry(&holder, 5), entry(&id(&first), 8)];
     assert_eq!(f.opened(10, read), []);
+    // Events before the read, and one after it.
+    assert_eq!(f.deleted(holder.clone(), 9), []);
+    assert_eq!(f.created(&second, 12), []);
+    assert_eq!(f.enter(&second), []);
+    assert!(f.watches.try_recv().is_err(), "one watch per name");
     assert!(!is_woken(&mut subscription).await);
     assert_eq!(f.deleted(holder, 13), f.granted(&first, 13));
     let until = Moment::now() + Duration::from_secs(4);

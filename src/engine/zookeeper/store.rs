@@ -286,6 +286,39 @@ impl Zookeeper {
         entries.iter().zip(&parts).map(is_same).collect()
     }
 
+    /// Watches a name. Returns the failure of a request, if one failed.
+    async fn watched(&self, name: &Key) -> Option<Refusal> {
+        let folder = self.layout.folder(name);
+        let mut connection = self.client.connection();
+        let (failed, mut failures) = unbounded_channel();
+        let _watch = Watched(self, &folder);
+        let (watched, local, failed_too) = (name.clone(), self.local.clone(), failed.clone());
+        self.client.call_in_order(Request::add_watch(&folder), move |answer| {
+            let _ = match answer {
+                Ok(_) => Ok(local.begin_read(&watched)),
+                Err(refusal) => failed.send(refusal).map(|()| false),
+            };
+        });
+        let (watched, local, revision) = (name.clone(), self.local.clone(), self.revision.clone());
+        self.client.call_in_order(Request::children(&folder), move |answer| {
+            let names = match answer.and_then(|reply| Ok(reply.children()?.0)) {
+                Ok(names) => names,
+                // The server has removed the empty folder.
+                Err(Refusal::Refused(code::NO_NODE)) => Vec::new(),
+                Err(refusal) => {
+                    let _ = failed_too.send(refusal);
+                    return;
+                }
+            };
+            let entries = Child::all(&names).into_iter().map(|child| child.mirrored());
+            local.opened(&watched, revision.fetch_add(1, Relaxed) + 1, entries);
+        });
+        tokio::select! {
+            Some(refusal) = failures.recv() => Some(refusal),
+            ended = connection.changed() => ended.err().map(|_| Refusal::Closed),
+        }
+    }
+
     async fn folders(&self) -> Answer<Vec<String>> {
         let synced = self.client.call(Request::sync("/"));
         let read = self.client.call(Request::children(self.layout.root()));
@@ -323,6 +356,10 @@ impl Store for Zookeeper {
 
     fn address(&self) -> String {
         self.client.address()
+    }
+
+    fn keeps_order(&self) -> bool {
+        true
     }
 
     fn longest_lease(&self) -> Option<Duration> {
@@ -412,35 +449,15 @@ impl Store for Zookeeper {
         }))
     }
 
+    /// A watch that ends with its connection is opened again on the next one.
     async fn watch(&self, name: &Key) -> Failure {
-        let folder = self.layout.folder(name);
-        let mut connection = self.client.connection();
-        let (failed, mut failures) = unbounded_channel();
-        let _watch = Watched(self, &folder);
-        let (watched, local, failed_too) = (name.clone(), self.local.clone(), failed.clone());
-        self.client.call_in_order(Request::add_watch(&folder), move |answer| {
-            let _ = match answer {
-                Ok(_) => Ok(local.begin_read(&watched)),
-                Err(refusal) => failed.send(refusal).map(|()| false),
-            };
-        });
-        let (watched, local, revision) = (name.clone(), self.local.clone(), self.revision.clone());
-        self.client.call_in_order(Request::children(&folder), move |answer| {
-            let names = match answer.and_then(|reply| Ok(reply.children()?.0)) {
-                Ok(names) => names,
-                // The server has removed the empty folder.
-                Err(Refusal::Refused(code::NO_NODE)) => Vec::new(),
-                Err(refusal) => {
-                    let _ = failed_too.send(refusal);
-                    return;
+        loop {
+            match self.watched(name).await {
+                Some(refusal @ (Refusal::Refused(_) | Refusal::Malformed | Refusal::Closed)) => {
+                    return self.failure(refusal);
                 }
+                _ => self.local.lost(name),
             };
-            let entries = Child::all(&names).into_iter().map(|child| child.mirrored());
-            local.opened(&watched, revision.fetch_add(1, Relaxed) + 1, entries);
-        });
-        tokio::select! {
-            Some(refusal) = failures.recv() => self.failure(refusal),
-            _ = connection.changed() => self.failure(Refusal::Broken("a watch was lost".into())),
         }
     }
 
