@@ -66,8 +66,16 @@ impl Core {
                 seen = self.store.change(claim, &create, &remove, false).await?;
                 continue;
             }
-            let entries = own(&seen[..wanted]);
+            let mut entries = own(&seen[..wanted]);
             if let Some(index) = busy {
+                if names.len() > 1 && entries.iter().any(Stored::holds) {
+                    // They were created while all names seemed to be free.
+                    let Some(marked) = self.write(owner, parts(entries), owner, claim.ttl).await? else {
+                        seen = self.store.look(names, Some(owner)).await?;
+                        continue;
+                    };
+                    entries = marked;
+                }
                 let own = Own {
                     entries,
                     fence: None,
@@ -146,6 +154,13 @@ pub(super) fn of_lease(mut entry: Stored, ttl: Ttl, fence: Fence) -> Stored {
         record.fence = Some(fence.0);
     }
     entry
+}
+
+/// Returns entries with the data of a claim that does not hold all of its names.
+fn parts(mut entries: Vec<Stored>) -> Vec<Stored> {
+    let records = entries.iter_mut().filter_map(|entry| entry.record.as_mut());
+    records.for_each(|record| record.set = true);
+    entries
 }
 
 fn is_held(name: &Key, seen: &Seen) -> Acquired {

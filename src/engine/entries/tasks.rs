@@ -32,10 +32,16 @@ impl Core {
                 Watch::Open(name) => {
                     let open = CancellationToken::new();
                     let watching = self.clone().watch(name.clone());
-                    tokio::spawn(Box::pin(open.clone().run_until_cancelled_owned(watching)));
-                    watches.insert(name, open.drop_guard());
+                    let task = tokio::spawn(Box::pin(open.clone().run_until_cancelled_owned(watching)));
+                    watches.insert(name, (open.drop_guard(), task));
                 }
-                Watch::Close(name) => drop(watches.remove(&name)),
+                Watch::Close(name) => {
+                    if let Some((open, task)) = watches.remove(&name) {
+                        drop(open);
+                        // Its end must not end the next watch of the name.
+                        let _ = task.await;
+                    }
+                }
             }
         }
     }

@@ -10,6 +10,7 @@ mod leases;
 mod store;
 #[cfg(test)]
 mod tests;
+mod txn;
 
 use std::sync::Arc;
 

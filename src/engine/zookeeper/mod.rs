@@ -8,6 +8,7 @@ mod client;
 mod config;
 mod error;
 mod layout;
+mod nodes;
 mod store;
 #[cfg(test)]
 mod tests;

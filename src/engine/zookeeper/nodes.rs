@@ -1,0 +1,278 @@
+//! The requests for entries.
+
+use super::client::{Access, Answer, Failure as Refusal, Kind, Part, Reply, Request, Stat, code};
+use super::layout::Child;
+use super::store::Zookeeper;
+use crate::engine::entries::{Record, Seen, Stored, now_ms};
+use crate::model::{Claim, Key, OwnerToken};
+
+/// How often a request is repeated because a folder or an entry was deleted in the meantime.
+const ROUNDS: usize = 5;
+
+/// The entries of a name, the oldest first, and the last change of their folder.
+type Children = (Vec<Child>, u64);
+
+impl Zookeeper {
+    pub(super) async fn chroot(&self) -> Answer<()> {
+        let chroot = self.layout.chroot.as_str();
+        match self.client.call(Request::exists(self.layout.root())).await {
+            Err(Refusal::Refused(code::NO_NODE)) => {}
+            other => return other.map(|_| ()),
+        }
+        let ends = chroot.match_indices('/').skip(1).map(|(at, _)| at);
+        for end in ends.chain([chroot.len()]) {
+            // The parents of the path belong to everyone: other programs may use them, too.
+            let is_last = end == chroot.len();
+            let access = if is_last { self.layout.access } else { Access::Everyone };
+            let create = Request::create(&chroot[..end], &[], access, Kind::Persistent);
+            match self.client.call(create).await {
+                Ok(_) | Err(Refusal::Refused(code::NODE_EXISTS)) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the folder of a name, and the path of the URL if it is missing.
+    pub(super) async fn create_folder(&self, name: &Key) -> Answer<()> {
+        for _ in 0..2 {
+            let create = Request::create(&self.layout.folder(name), &[], self.layout.access, Kind::Container);
+            match self.client.call(create).await {
+                Ok(_) | Err(Refusal::Refused(code::NODE_EXISTS)) => break,
+                Err(Refusal::Refused(code::NO_NODE)) => self.chroot().await?,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn path(&self, entry: &Stored) -> String {
+        self.layout.entry(&entry.name, &entry.id)
+    }
+
+    /// Returns a read of the entries of several names at one point in time.
+    pub(super) fn read(&self, names: &[Key]) -> Request {
+        let folders = names.iter().map(|name| self.layout.folder(name));
+        let reads = folders.flat_map(|folder| [Request::children_only(&folder), Request::data(&folder)]);
+        Request::multi_read(&reads.collect::<Vec<_>>())
+    }
+
+    pub(super) fn children(parts: &[Part]) -> Answer<Children> {
+        match parts {
+            [Part::Children(names), Part::Data(_, stat)] => Ok((Child::all(names), stat.last_child_change as u64)),
+            [Part::Failed(code::NO_NODE), _] | [_, Part::Failed(code::NO_NODE)] => Ok((Vec::new(), 0)),
+            [Part::Failed(code), _] | [_, Part::Failed(code)] => Err(Refusal::Refused(*code)),
+            _ => Err(Refusal::Malformed),
+        }
+    }
+
+    /// Reads the entries of names: `read` is the answer to [`Zookeeper::read`], and the data of the entries `known` is known.
+    pub(super) async fn seen(
+        &self,
+        names: &[Key],
+        owner: Option<&OwnerToken>,
+        mut read: Reply,
+        known: &[Stored],
+    ) -> Answer<Vec<Seen>> {
+        for _ in 0..ROUNDS {
+            let parts = read.parts()?;
+            if parts.len() != 2 * names.len() {
+                return Err(Refusal::Malformed);
+            }
+            let found = parts.chunks(2).map(Self::children).collect::<Answer<Vec<_>>>()?;
+            let is_own = |child: &&Child| owner.is_some_and(|owner| child.is_of(owner));
+            // The oldest one, and that of the owner.
+            let mut wanted: Vec<(&Key, &Child)> = Vec::new();
+            for (name, (children, _)) in names.iter().zip(&found) {
+                let mut own = children.iter().filter(is_own);
+                let both = [children.first(), own.next()].into_iter().flatten();
+                both.for_each(|child| wanted.push((name, child)));
+                // The creation was a repeated one.
+                for child in own {
+                    let delete = Request::delete(&self.layout.entry(name, &child.name), -1);
+                    is_done(self.client.call(delete).await)?;
+                }
+            }
+            wanted.dedup();
+            let is_known = |(name, child): &(&Key, &Child)| {
+                let is_it = |entry: &Stored| entry.name == **name && *entry.id == *child.name;
+                known.iter().find(|entry| is_it(entry)).cloned()
+            };
+            let unknown: Vec<_> = wanted.iter().filter(|wanted| is_known(wanted).is_none()).collect();
+            let reads: Vec<_> = unknown
+                .iter()
+                .map(|(name, child)| Request::data(&self.layout.entry(name, &child.name)))
+                .collect();
+            let mut entries: Vec<Stored> = wanted.iter().filter_map(is_known).collect();
+            if !reads.is_empty() {
+                let parts = self.client.call(Request::multi_read(&reads)).await?.parts()?;
+                for ((name, child), part) in unknown.into_iter().zip(parts) {
+                    match part {
+                        Part::Data(data, stat) => entries.push(child.stored(name, &data, &stat)),
+                        // It was deleted since.
+                        Part::Failed(code::NO_NODE) => {}
+                        Part::Failed(code) => return Err(Refusal::Refused(code)),
+                        _ => return Err(Refusal::Malformed),
+                    }
+                }
+            }
+            if entries.len() == wanted.len() {
+                let seen = names.iter().zip(&found).map(|(name, (children, at))| {
+                    let entry = |child: Option<&Child>| {
+                        let child = child?;
+                        let is_it = |entry: &&Stored| entry.name == *name && *entry.id == *child.name;
+                        entries.iter().find(is_it).cloned()
+                    };
+                    Seen {
+                        at: *at,
+                        oldest: entry(children.first()),
+                        own: entry(children.iter().find(is_own)),
+                        count: children.len(),
+                    }
+                });
+                return Ok(seen.collect());
+            }
+            read = self.client.call(self.read(names)).await?;
+        }
+        Err(Refusal::Refused(code::NO_NODE))
+    }
+
+    pub(super) async fn changed(
+        &self,
+        claim: &Claim,
+        create: &[Key],
+        mut remove: &[Stored],
+        is_first: bool,
+    ) -> Answer<Vec<Seen>> {
+        let mut record = Record::new(claim);
+        // At first all names may be free.
+        record.set &= !is_first;
+        let data = record.to_json();
+        for _ in 0..ROUNDS {
+            let creations = create.iter().map(|name| {
+                let path = self.layout.entry(name, &Child::prefix_of(&claim.owner));
+                Request::create(&path, &data, self.layout.access, Kind::EphemeralSequential)
+            });
+            let deletions = remove.iter().map(|entry| Request::delete(&self.path(entry), -1));
+            let changes: Vec<_> = creations.chain(deletions).collect();
+            let changed = self.client.call(Request::multi(&changes));
+            let read = self.client.call(self.read(claim.keys()));
+            let reply = changed.await?;
+            let read = read.await?;
+            let parts = reply.parts()?;
+            if parts.iter().any(|part| matches!(part, Part::Failed(_))) {
+                // A folder or an entry was deleted: nothing was changed.
+                for name in create {
+                    self.create_folder(name).await?;
+                }
+                remove = &[];
+                if !create.is_empty() {
+                    continue;
+                }
+            }
+            let created = create.iter().zip(parts).filter_map(|(name, part)| {
+                let Part::Created(path) = part else { return None };
+                let child = Child::parse(path.rsplit_once('/')?.1)?;
+                Some(child.entry(name, reply.session, record.clone()))
+            });
+            let created: Vec<Stored> = created.collect();
+            return self.seen(claim.keys(), Some(&claim.owner), read, &created).await;
+        }
+        Err(Refusal::Refused(code::NO_NODE))
+    }
+
+    pub(super) async fn written(&self, entries: Vec<Stored>, owner: &OwnerToken) -> Answer<Option<Vec<Stored>>> {
+        // The new node is created first: a process that sees one change after the other never sees the name without a holder.
+        let requests = entries.iter().flat_map(|entry| {
+            let data = entry.record.as_ref().map(Record::to_json).unwrap_or_default();
+            let (path, version) = (self.path(entry), entry.version as i32);
+            if entry.is_of(owner) {
+                return vec![Request::set_data(&path, &data, version)];
+            }
+            let new = self.layout.entry(&entry.name, &Child::replaced(&entry.id, owner));
+            let create = Request::create(&new, &data, self.layout.access, Kind::Ephemeral);
+            vec![create, Request::delete(&path, version)]
+        });
+        let requests: Vec<_> = requests.collect();
+        let reply = self.client.call_urgently(Request::multi(&requests)).await?;
+        let parts = reply.parts()?;
+        if parts.iter().any(|part| matches!(part, Part::Failed(_))) {
+            return Ok(None);
+        }
+        let mut versions = parts.iter().filter_map(|part| match part {
+            Part::Changed(stat) => Some(stat.version),
+            _ => None,
+        });
+        let written = entries.into_iter().map(|entry| match entry.is_of(owner) {
+            true => Some(Stored {
+                version: versions.next()?.into(),
+                ..entry
+            }),
+            false => {
+                let child = Child::parse(&Child::replaced(&entry.id, owner))?;
+                Some(child.entry(&entry.name, reply.session, entry.record?))
+            }
+        });
+        let written: Option<Vec<_>> = written.collect();
+        written.map(Some).ok_or(Refusal::Malformed)
+    }
+
+    pub(super) async fn checked(&self, entries: &[&Stored]) -> Answer<Vec<bool>> {
+        let reads: Vec<_> = entries.iter().map(|entry| Request::data(&self.path(entry))).collect();
+        let synced = self.client.call_urgently(Request::sync("/"));
+        let read = self.client.call_urgently(Request::multi_read(&reads));
+        synced.await?;
+        let parts = read.await?.parts()?;
+        let is_same = |(entry, part): (&&Stored, &Part)| match part {
+            Part::Data(_, stat) => Ok(i64::from(stat.version) == entry.version),
+            Part::Failed(code::NO_NODE) => Ok(false),
+            Part::Failed(code) => Err(Refusal::Refused(*code)),
+            _ => Err(Refusal::Malformed),
+        };
+        entries.iter().zip(&parts).map(is_same).collect()
+    }
+
+    pub(super) async fn folders(&self) -> Answer<Vec<String>> {
+        let synced = self.client.call(Request::sync("/"));
+        let read = self.client.call(Request::children(self.layout.root()));
+        synced.await?;
+        match read.await {
+            Ok(reply) => Ok(reply.children()?.0),
+            Err(Refusal::Refused(code::NO_NODE)) => Ok(Vec::new()),
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// Whether a step has changed something. `false`: an entry was changed or is gone.
+pub(super) fn is_done(answer: Answer) -> Answer<bool> {
+    match answer {
+        Err(Refusal::Refused(code::NO_NODE | code::BAD_VERSION)) => Ok(false),
+        answer => answer.map(|_| true),
+    }
+}
+
+impl Child {
+    /// Returns an entry that this process has created.
+    fn entry(&self, name: &Key, session: i64, record: Record) -> Stored {
+        Stored {
+            name: name.clone(),
+            id: self.name.as_str().into(),
+            place: self.place(),
+            version: 0,
+            session,
+            owner: self.owner.clone(),
+            record: Some(record),
+            created_ms: now_ms(),
+        }
+    }
+
+    fn stored(&self, name: &Key, data: &[u8], stat: &Stat) -> Stored {
+        Stored {
+            version: stat.version.into(),
+            record: serde_json::from_slice(data).ok(),
+            created_ms: stat.created_ms.max(0) as u64,
+            ..self.entry(name, stat.session, Record::default())
+        }
+    }
+}
