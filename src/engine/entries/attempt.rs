@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::engine::{Core, Own, ROUNDS};
-use super::record::{Seen, Stored, now_ms};
+use super::record::{Seen, Stored, new_token, now_ms};
 use super::store::{Failure, Outcome};
 use crate::clock::Moment;
 use crate::engine::Acquired;
@@ -85,8 +85,7 @@ impl Core {
                 self.local.enter(owner, &names[index]);
                 return Ok(is_held(&names[index], &seen[index]));
             }
-            let at = seen.iter().map(|seen| seen.at).max().unwrap_or_default();
-            if let Some(fence) = self.grant(claim, began, entries, Fence(at)).await? {
+            if let Some(fence) = self.grant(claim, began, entries, new_token(&seen)).await? {
                 return Ok(Acquired::Granted { fence });
             }
             seen = self.store.look(names, Some(owner)).await?;
@@ -106,15 +105,12 @@ impl Core {
         let owner = &claim.owner;
         // The lease of the service begins then.
         let sent = claim.sent_at().map_or(began, |sent| sent.max(began));
-        let known = self.own.get(owner);
-        let waited = known.as_ref().is_some_and(|(_, own)| own.fence.is_none());
-        let mut end = sent + claim.ttl.duration();
-        let mut fence = None;
-        if let Some((before, own)) = known.filter(|_| !waited) {
-            (end, fence) = (end.max(before), own.fence.filter(|fence| *fence != Fence::NONE));
-        }
-        let written = || entries.iter().map(Stored::fence).collect::<Option<Vec<_>>>();
-        let fence = fence.or_else(|| written()?.into_iter().max()).unwrap_or(new);
+        let known = self.own.get(owner).map(|(_, own)| own.fence);
+        let waited = known == Some(None);
+        let known = known.flatten().filter(|fence| *fence != Fence::NONE);
+        let written = entries.iter().map(Stored::fence).collect::<Option<Vec<_>>>();
+        let has_token = written.is_some();
+        let fence = known.or(written.into_iter().flatten().max()).unwrap_or(new);
         let is_lease = entries.iter().all(|entry| self.store.is_lease(entry, claim.ttl));
         if waited {
             let records = entries.iter_mut().filter_map(|entry| entry.record.as_mut());
@@ -126,18 +122,9 @@ impl Core {
                 return Ok(None);
             };
             entries = written;
-            let ttls = entries.iter().filter_map(Stored::ttl);
-            end = ttls.map(|ttl| sent + ttl).fold(end, Moment::max);
         }
-        let is_written = entries.iter().all(|entry| entry.fence().is_some());
-        let own = Own {
-            entries: entries.clone(),
-            fence: Some(fence),
-            needs_token: claim.needs_token,
-        };
-        self.own.insert(owner.clone(), own, end);
-        self.local.leave(owner);
-        if !is_written {
+        self.hold(owner, entries.clone(), fence, sent, claim.needs_token);
+        if is_lease && !has_token {
             self.records.insert(owner.clone(), (), Moment::now() + RECORD_DELAY);
         }
         let is_kept = self.store.keep(&entries, sent, claim.ttl).await?;

@@ -8,7 +8,7 @@ use futures_util::{FutureExt, StreamExt};
 
 use super::attempt::of_lease;
 use super::engine::{Core, Own, ROUNDS, TOKEN_POLL, TOKEN_POLLS};
-use super::record::{Seen, Stored, UNKNOWN};
+use super::record::{Seen, Stored, UNKNOWN, new_token};
 use super::store::{Failure, Outcome};
 use crate::clock::Moment;
 use crate::engine::{Released, Renewal, Renewed};
@@ -132,8 +132,8 @@ impl Core {
         Err(Failure::contended())
     }
 
-    /// Records a lease that was written.
-    fn hold(&self, owner: &OwnerToken, entries: Vec<Stored>, fence: Fence, sent: Moment, needs_token: bool) {
+    /// Records a lease.
+    pub(super) fn hold(&self, owner: &OwnerToken, entries: Vec<Stored>, fence: Fence, sent: Moment, needs_token: bool) {
         let ends = entries.iter().filter_map(Stored::ttl).map(|ttl| sent + ttl);
         let end = ends.max().unwrap_or(sent);
         let own = Own {
@@ -161,8 +161,7 @@ impl Core {
             // No task of this process writes the token of a lease that it does not know.
             let waits = |entry: &Stored| entry.awaits_token() && self.store.lasts_until(entry.session).is_none();
             if is_known || poll >= TOKEN_POLLS || !holders.iter().any(waits) {
-                let at = seen.iter().map(|seen| seen.at).max().unwrap_or_default();
-                return Ok(Some((holders, Fence(at))));
+                return Ok(Some((holders, new_token(&seen))));
             }
             tokio::time::sleep(TOKEN_POLL).await;
         }
@@ -210,13 +209,13 @@ impl Core {
             let seen = self.store.look(claim.keys(), Some(owner)).await?;
             let holds = |seen: &Seen| seen.holder().is_some_and(|holder| holder.is_of(owner));
             let is_held = seen.iter().all(holds);
-            let at = seen.iter().map(|seen| seen.at).max().unwrap_or_default();
+            let new = new_token(&seen);
             let entries: Vec<Stored> = seen.into_iter().filter_map(|seen| seen.own).collect();
             let is_done = if is_held && !keep.is_zero() {
                 let known = self.own.get(owner).and_then(|(_, own)| own.fence);
                 let fence = known
                     .or_else(|| entries.iter().filter_map(Stored::fence).max())
-                    .unwrap_or(Fence(at));
+                    .unwrap_or(new);
                 let (ttl, nobody) = (Ttl::clamped(keep), OwnerToken::fresh());
                 let leases = entries.into_iter().map(|entry| {
                     let mut lease = of_lease(entry, ttl, fence);

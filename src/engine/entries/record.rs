@@ -148,6 +148,11 @@ impl Seen {
     }
 }
 
+/// Returns a fencing token for the oldest entries of names.
+pub(super) fn new_token(seen: &[Seen]) -> Fence {
+    Fence(seen.iter().map(|seen| seen.at).max().unwrap_or_default())
+}
+
 pub(in crate::engine) fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_millis() as u64

@@ -12,7 +12,7 @@ use super::attempt::{RECORD_DELAY, liveness, of_lease};
 use super::engine::{Core, Own};
 use super::local::{Granted, Watch};
 use super::record::{Stored, UNKNOWN, now_ms};
-use super::store::Outcome;
+use super::store::{Failure, Outcome};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::{HandOff, RESERVATION};
@@ -150,14 +150,16 @@ impl Core {
         }
     }
 
-    async fn delete_entry(&self, owner: &OwnerToken, entry: &Stored) -> Outcome<bool> {
+    /// Deletes an entry, unless another process has changed it.
+    async fn delete_entry(&self, owner: &OwnerToken, entry: &Stored) -> Outcome<()> {
         if entry.version != UNKNOWN {
-            return self.store.delete(std::slice::from_ref(entry)).await;
+            return self.store.delete(std::slice::from_ref(entry)).await.map(|_| ());
         }
         let seen = self.store.look(std::slice::from_ref(&entry.name), Some(owner)).await?;
         match seen.first().and_then(|seen| seen.own.as_ref()) {
-            Some(own) => self.store.delete(std::slice::from_ref(own)).await,
-            None => Ok(true),
+            // A write of this process may be executed between the two requests.
+            Some(own) if !self.store.delete(std::slice::from_ref(own)).await? => Err(Failure::contended()),
+            _ => Ok(()),
         }
     }
 
