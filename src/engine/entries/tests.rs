@@ -8,6 +8,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::EntryEngine;
 use super::local::*;
 use super::mirror::*;
+use super::record::UNKNOWN;
 use crate::clock::Moment;
 use crate::engine::{Acquired, Engine, HandOff, Released, Renewed, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
@@ -221,5 +222,43 @@ pub(in crate::engine) async fn an_entry_that_is_being_deleted_holds_nothing(engi
             assert!(engine.inspect(key).await.unwrap().is_some(), "it has a new entry");
         }
         assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+    }
+}
+
+/// The data of an entry is written again and again while its lease ends: the deletion finds another version each time.
+pub(in crate::engine) async fn a_lease_that_ends_while_it_is_written_is_deleted(engine: &EntryEngine) {
+    let (core, process, ttl) = (&engine.core, Arc::new(Process::current()), Duration::from_millis(100));
+    for round in 0..4 {
+        let keys = [Key::new(&format!("n{round}")).unwrap()];
+        let ours = Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(ttl), process.clone());
+        assert!(matches!(
+            engine.try_acquire(&ours).await.unwrap(),
+            Acquired::Granted { .. }
+        ));
+        // As during a write of this process.
+        core.records.remove(&ours.owner);
+        core.own.update(&ours.owner, |_, own| {
+            own.entries.iter_mut().for_each(|entry| entry.version = UNKNOWN);
+            None
+        });
+        let writing = async {
+            let end = Moment::now() + 4 * ttl;
+            while !end.is_past() {
+                let seen = core.store.look(&keys, Some(&ours.owner)).await.unwrap();
+                let entries: Vec<_> = seen.into_iter().filter_map(|seen| seen.own).collect();
+                if entries.is_empty() {
+                    return;
+                }
+                core.store.write(entries, &ours.owner, ours.ttl).await.unwrap();
+            }
+        };
+        tokio::join!(writing, async {
+            tokio::time::sleep(ttl / 2).await;
+            let end = Moment::now() + Duration::from_secs(10);
+            while engine.inspect(&keys[0]).await.unwrap().is_some() {
+                assert!(!end.is_past(), "the entry is left");
+                tokio::time::sleep(ttl).await;
+            }
+        });
     }
 }

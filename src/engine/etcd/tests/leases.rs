@@ -210,3 +210,9 @@ async fn an_entry_that_is_being_deleted_holds_nothing() {
     let Some([engine]) = engines().await else { return };
     entries::tests::an_entry_that_is_being_deleted_holds_nothing(&engine).await;
 }
+
+#[tokio::test]
+async fn a_lease_that_ends_while_it_is_written_is_deleted() {
+    let Some([engine]) = engines().await else { return };
+    entries::tests::a_lease_that_ends_while_it_is_written_is_deleted(&engine).await;
+}
