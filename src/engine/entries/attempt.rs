@@ -76,13 +76,16 @@ impl Core {
                     };
                     entries = marked;
                 }
+                let Some(id) = entries.last().map(|entry| entry.id.clone()) else {
+                    continue;
+                };
                 let own = Own {
                     entries,
                     fence: None,
                     needs_token: claim.needs_token,
                 };
                 self.own.insert(owner.clone(), own, Moment::now() + liveness(claim.ttl));
-                self.local.enter(owner, &names[index]);
+                self.local.enter(owner, &names[index], &id);
                 return Ok(is_held(&names[index], &seen[index]));
             }
             if let Some(fence) = self.grant(claim, began, entries, new_token(&seen)).await? {

@@ -24,6 +24,7 @@ pub(super) enum Watch {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Granted {
     pub owner: OwnerToken,
+    pub id: Arc<str>,
     /// A revision at which its entry is granted.
     pub revision: u64,
 }
@@ -49,8 +50,8 @@ pub(super) struct Waiter {
     is_subscribed: bool,
     /// The name that it waits for.
     key: Option<Key>,
-    /// The names whose entries of it were deleted during the attempt in progress. `None`: there is no attempt.
-    deleted: Option<Vec<Key>>,
+    /// Its entries that were deleted during the attempt in progress. `None`: there is no attempt.
+    deleted: Option<Vec<Arc<str>>>,
     /// The grant that it has not taken yet.
     hand_off: Option<HandOff>,
 }
@@ -82,9 +83,9 @@ impl Name {
             if let Some(waiter) = self.waiters.get_mut(id)
                 && !std::mem::replace(&mut waiter.is_known, true)
             {
-                let (owner, revision) = (waiter.owner.clone(), *revision);
+                let (owner, id, revision) = (waiter.owner.clone(), id.clone(), *revision);
                 // The engine was dropped.
-                let _ = grants.send(Granted { owner, revision });
+                let _ = grants.send(Granted { owner, id, revision });
             }
         }
     }
@@ -125,7 +126,7 @@ impl LocalEntries {
         EntrySubscription::new(self.clone(), claim.owner.clone(), waiter.notify.clone())
     }
 
-    /// Begins an attempt that may create entries with the owner token as their id.
+    /// Begins an attempt that may create entries.
     ///
     /// # Behavior
     /// [`LocalEntries::enter`] then knows whether its entry was deleted in the meantime. Call `enter` or `leave` after the answer.
@@ -134,18 +135,20 @@ impl LocalEntries {
         state.waiters.entry(owner.clone()).or_default().deleted = Some(Vec::new());
     }
 
-    /// Records that a claim waits for `key` with an entry whose id is the owner token, and opens the watch for the first one.
-    pub(super) fn enter(&self, owner: &OwnerToken, key: &Key) {
+    /// Records that a claim waits for `key` with the entry `id`, and opens the watch for the first one.
+    pub(super) fn enter(&self, owner: &OwnerToken, key: &Key, id: &Arc<str>) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let waiter = state.waiters.entry(owner.clone()).or_default();
-        let is_deleted = waiter.deleted.take().is_some_and(|deleted| deleted.contains(key));
+        let is_deleted = waiter.deleted.take().is_some_and(|deleted| deleted.contains(id));
         let now = (!is_deleted).then(|| key.clone());
         let before = std::mem::replace(&mut waiter.key, now.clone());
         if is_deleted {
             waiter.notify.notify_one();
         }
-        if let Some(before) = before.filter(|before| now.as_ref() != Some(before)) {
+        let has_entered = |name: &Name| name.waiters.contains_key(id);
+        let stays = now == before && state.names.get(key).is_some_and(has_entered);
+        if let Some(before) = before.filter(|_| !stays) {
             self.remove(&mut state.names, &before, owner);
         }
         if is_deleted {
@@ -156,7 +159,7 @@ impl LocalEntries {
             Name::default()
         });
         // A grant that it has not taken stays known.
-        name.waiters.entry(owner.as_str().into()).or_insert_with(|| {
+        name.waiters.entry(id.clone()).or_insert_with(|| {
             state.entered += 1;
             Entered {
                 owner: owner.clone(),
@@ -240,19 +243,13 @@ impl LocalEntries {
     /// Applies all changes of one revision of the store, if it is newer than the entries, and wakes the waiters whose entries were deleted.
     pub(in crate::engine) fn changed(&self, key: &Key, revision: u64, changes: Vec<Change>) {
         let mut state = self.state.lock();
-        let deleted: Vec<Arc<str>> = changes
-            .iter()
-            .filter_map(|change| match change {
-                Change::Deleted(id) => Some(id.clone()),
-                Change::Created(_) => None,
-            })
-            .collect();
-        for id in &deleted {
-            if let Ok(owner) = OwnerToken::parse(id)
-                && let Some(waiter) = state.waiters.get_mut(&owner)
-                && let Some(deleted) = &mut waiter.deleted
-            {
-                deleted.push(key.clone());
+        let mut deleted = Vec::new();
+        for change in &changes {
+            let Change::Deleted(id, owner) = change else { continue };
+            deleted.push(id.clone());
+            let waiter = owner.as_ref().and_then(|owner| state.waiters.get_mut(owner));
+            if let Some(during) = waiter.and_then(|waiter| waiter.deleted.as_mut()) {
+                during.push(id.clone());
             }
         }
         let Some(name) = state.names.get_mut(key) else { return };

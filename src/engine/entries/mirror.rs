@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::model::OwnerToken;
+
 /// The place of an entry in its name: the store's number of its creation, and its index among the entries of that step.
 pub(in crate::engine) type Place = (u64, u32);
 
@@ -32,8 +34,8 @@ pub(in crate::engine) struct Entry {
 #[derive(Debug, Clone)]
 pub(in crate::engine) enum Change {
     Created(Entry),
-    /// The entry with this id was deleted.
-    Deleted(Arc<str>),
+    /// The entry with this id was deleted, which a claim of this owner had created.
+    Deleted(Arc<str>, Option<OwnerToken>),
 }
 
 /// The entries of one name at one revision of the store.
@@ -56,7 +58,7 @@ impl Mirror {
                 }
                 self.entries.insert(place, (id, share));
             }
-            Change::Deleted(id) => {
+            Change::Deleted(id, _) => {
                 if let Some(place) = self.places.remove(&id) {
                     self.entries.remove(&place);
                 }
@@ -123,8 +125,8 @@ mod tests {
         }
         let first = |mirror: &Mirror| mirror.granted().next().map(|id| id.to_string());
         assert_eq!(first(&mirror).as_deref(), Some("a"));
-        mirror.apply(Change::Deleted("a".into()));
-        mirror.apply(Change::Deleted("a".into()));
+        mirror.apply(Change::Deleted("a".into(), None));
+        mirror.apply(Change::Deleted("a".into(), None));
         assert_eq!(first(&mirror).as_deref(), Some("b"));
         mirror.apply(created("b", (12, 0)));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");

@@ -74,8 +74,9 @@ impl Core {
     }
 
     /// `false`: the waiter makes an attempt, as one of several names and one without a subscription do.
-    async fn is_handed_off(&self, Granted { owner, revision }: &Granted) -> Outcome<bool> {
-        let waiting = |own: &Own| own.fence.is_none() && own.entries.len() == 1;
+    async fn is_handed_off(&self, Granted { owner, id, revision }: &Granted) -> Outcome<bool> {
+        let is_it = |own: &Own| own.entries.len() == 1 && own.entries[0].id == *id;
+        let waiting = |own: &Own| own.fence.is_none() && is_it(own);
         let own = self.own.get(owner).map(|(_, own)| own).filter(waiting);
         let Some(own) = own.filter(|_| self.local.is_subscribed(owner)) else {
             return Ok(false);

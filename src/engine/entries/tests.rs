@@ -51,7 +51,7 @@ fn entry(id: &Arc<str>, number: u64) -> Entry {
 impl Fixture {
     fn enter(&mut self, claim: &Claim) -> Vec<Granted> {
         self.entries.begin_attempt(&claim.owner);
-        self.entries.enter(&claim.owner, &self.key);
+        self.entries.enter(&claim.owner, &self.key, &id(claim));
         self.grants()
     }
 
@@ -71,13 +71,17 @@ impl Fixture {
     }
 
     fn deleted(&mut self, id: Arc<str>, revision: u64) -> Vec<Granted> {
-        self.entries.changed(&self.key, revision, vec![Change::Deleted(id)]);
+        self.entries.changed(
+            &self.key,
+            revision,
+            vec![Change::Deleted(id.clone(), OwnerToken::parse(&id).ok())],
+        );
         self.grants()
     }
 
     fn granted(&self, claim: &Claim, revision: u64) -> Vec<Granted> {
-        let owner = claim.owner.clone();
-        vec![Granted { owner, revision }]
+        let (owner, id) = (claim.owner.clone(), id(claim));
+        vec![Granted { owner, id, revision }]
     }
 }
 
@@ -140,7 +144,7 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     f.entries.begin_attempt(&waiter.owner);
     assert_eq!(f.created(&waiter, 6), []);
     assert_eq!(f.deleted(id(&waiter), 7), []);
-    f.entries.enter(&waiter.owner, &f.key);
+    f.entries.enter(&waiter.owner, &f.key, &id(&waiter));
     assert_eq!(f.grants(), []);
     assert!(is_woken(&mut subscription).await);
     // Missing in a read that began after the answer.
@@ -171,7 +175,7 @@ async fn a_set_moves_to_another_name() {
     let (mut f, [set]) = fixture();
     let next = Key::new("o").unwrap();
     assert_eq!(f.enter(&set), []);
-    f.entries.enter(&set.owner, &next);
+    f.entries.enter(&set.owner, &next, &id(&set));
     assert_eq!(f.grants(), []);
     let expected = [
         Watch::Open(f.key.clone()),

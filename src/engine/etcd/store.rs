@@ -126,7 +126,10 @@ impl Etcd {
                     let kv = event.kv.as_ref()?;
                     let entry = self.layout.entry(name, kv);
                     match event.kind {
-                        DELETED => Some(Change::Deleted(entry.id)),
+                        DELETED => {
+                            let owner = OwnerToken::parse(&entry.id).ok();
+                            Some(Change::Deleted(entry.id, owner))
+                        }
                         // Not a new record of an entry.
                         _ => (kv.create_revision == kv.mod_revision).then(|| Change::Created(mirrored(entry))),
                     }

@@ -1,7 +1,5 @@
 //! Where the entries of a name are: Curator's layout, `<chroot>/<name>/_c_<uuid>-lock-<number>`.
 
-use std::sync::Arc;
-
 use super::client::Access;
 use crate::engine::entries::names::{decoded, encoded};
 use crate::engine::entries::{Entry, Place, Share};
@@ -120,21 +118,13 @@ impl Child {
         self.owner.as_ref() == Some(owner)
     }
 
-    /// Returns its id for the mirror of the name.
-    pub(super) fn id(&self) -> Arc<str> {
-        self.owner
-            .as_ref()
-            .map_or(self.name.as_str(), OwnerToken::as_str)
-            .into()
-    }
-
     /// Returns its place.
     ///
     /// # Behavior
     /// A transfer creates an entry with the number of the old one, before it deletes that. So a place has a second part.
     pub(super) fn place(&self) -> Place {
-        let id = self.id();
-        let second = id.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        let owner = self.owner.as_ref().map_or(self.name.as_str(), OwnerToken::as_str);
+        let second = owner.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
         (self.number, second.unwrap_or_default())
     }
 
@@ -142,7 +132,7 @@ impl Child {
     pub(super) fn mirrored(&self) -> Entry {
         Entry {
             place: self.place(),
-            id: self.id(),
+            id: self.name.as_str().into(),
             share: Share::LOCK,
         }
     }
@@ -226,6 +216,10 @@ mod tests {
             .collect();
         assert_eq!(owned, [7]);
         assert_eq!(children[2].place(), (7, 0x0011_2233));
+        // A repeated request has created a second one: the end of one is not that of the other.
+        let ids = ["0000000007", "0000000008"]
+            .map(|number| Child::parse(&format!("{prefix}{number}")).unwrap().mirrored().id);
+        assert_ne!(ids[0], ids[1]);
         let next = OwnerToken::fresh();
         let replaced = Child::parse(&Child::replaced(&children[2].name, &next)).unwrap();
         assert!(replaced.is_of(&next) && replaced.number == 7);

@@ -46,7 +46,7 @@ impl Zookeeper {
             let Some(child) = Child::parse(child) else { return };
             let change = match change {
                 client::Change::Created => Change::Created(child.mirrored()),
-                client::Change::Deleted => Change::Deleted(child.id()),
+                client::Change::Deleted => Change::Deleted(child.name.as_str().into(), child.owner),
                 client::Change::Other => return,
             };
             of_events.changed(&name, changed.fetch_add(1, Relaxed) + 1, vec![change]);
