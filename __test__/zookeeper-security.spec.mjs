@@ -82,7 +82,7 @@ describe('zookeeper: TLS and logins', { concurrency: 2 }, () => {
     await refused(/set tls.caFile or tls.ca/, `zookeepers://localhost:${open}`, {
       tls: { caFile: file('other/ca.crt') },
     })
-    await refused(/use a host of the URL that is in the server's certificate/, `zookeepers://127.0.0.1:${open}`, {
+    await refused(/use the name in the certificate of the server/, `zookeepers://127.0.0.1:${open}`, {
       tls: tls(),
     })
     await use(`zookeepers://127.0.0.1:${open}`, { tls: { insecure: true } })

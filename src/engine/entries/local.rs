@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -92,8 +93,8 @@ impl Name {
 }
 
 impl State {
-    /// Makes a waiter whose entry is gone leave its name, and wakes it for a new attempt. Returns whether the name has no waiters.
-    fn gone(&mut self, key: &Key, id: &str) -> bool {
+    /// Makes a waiter whose entry is gone leave its name, and adds it to those to wake. Returns whether the name has no waiters.
+    fn gone(&mut self, key: &Key, id: &str, woken: &mut Vec<Arc<Notify>>) -> bool {
         let Some(name) = self.names.get_mut(key) else {
             return false;
         };
@@ -103,7 +104,7 @@ impl State {
         let is_last = name.waiters.is_empty();
         if let Some(waiter) = self.waiters.get_mut(&owner) {
             (waiter.key, waiter.hand_off) = (None, None);
-            waiter.notify.notify_one();
+            woken.push(waiter.notify.clone());
         }
         is_last
     }
@@ -265,11 +266,13 @@ impl LocalEntries {
     fn decide(&self, state: &mut State, key: &Key, mut gone: Vec<Arc<str>>) {
         let name = state.names.get(key);
         gone.sort_by_key(|id| Some(name?.waiters.get(id)?.number));
+        let mut woken = Vec::new();
         for id in &gone {
-            if state.gone(key, id) {
+            if state.gone(key, id, &mut woken) {
                 self.close(&mut state.names, key);
             }
         }
+        wake_in_order(woken);
         if let Some(name) = state.names.get_mut(key) {
             name.report(&self.grants);
         }
@@ -305,10 +308,9 @@ impl LocalEntries {
         let state = self.state.lock();
         let name = state.names.get(key).into_iter();
         let mut entered: Vec<&Entered> = name.flat_map(|name| name.waiters.values()).collect();
-        // The order of the attempts is that of the arrivals.
         entered.sort_by_key(|waiter| waiter.number);
         let waiters = entered.iter().filter_map(|waiter| state.waiters.get(&waiter.owner));
-        waiters.for_each(|waiter| waiter.notify.notify_one());
+        wake_in_order(waiters.map(|waiter| waiter.notify.clone()).collect());
     }
 
     /// Takes the grant of a waiter, which then has left. `None`: there is none, or it has ended.
@@ -317,6 +319,23 @@ impl LocalEntries {
         let hand_off = hand_off.filter(|hand_off| !hand_off.until.is_past())?;
         self.leave(owner);
         Some(hand_off)
+    }
+}
+
+/// Wakes waiters, so that their attempts are made in this order.
+///
+/// # Behavior
+/// A runtime may poll the task that was woken last first. So the first one gets a start: while its attempt is in progress, the service
+/// puts the others in order.
+fn wake_in_order(woken: Vec<Arc<Notify>>) {
+    const START: Duration = Duration::from_millis(5);
+    let mut woken = woken.into_iter();
+    woken.next().iter().for_each(|first| first.notify_one());
+    if woken.len() > 0 {
+        tokio::spawn(Box::pin(async move {
+            tokio::time::sleep(START).await;
+            woken.for_each(|next| next.notify_one());
+        }));
     }
 }
 
