@@ -126,7 +126,10 @@ impl Core {
             };
             entries = written;
         }
-        self.hold(owner, entries.clone(), fence, sent, claim.needs_token);
+        if !self.hold(owner, entries.clone(), fence, sent, claim.needs_token) {
+            self.deleted(owner).await;
+            return Ok(None);
+        }
         if is_lease && !has_token {
             self.records.insert(owner.clone(), (), Moment::now() + RECORD_DELAY);
         }

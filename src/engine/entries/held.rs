@@ -124,7 +124,9 @@ impl Core {
             if *to != claim.owner {
                 self.forget(&claim.owner);
             }
-            self.hold(to, entries.clone(), fence, sent, claim.needs_token);
+            if !self.hold(to, entries.clone(), fence, sent, claim.needs_token) {
+                return Ok(Renewed::Lost);
+            }
             if self.store.keep(&entries, sent, ttl).await? {
                 return Ok(Renewed::Extended);
             }
@@ -132,8 +134,15 @@ impl Core {
         Err(Failure::contended())
     }
 
-    /// Records a lease.
-    pub(super) fn hold(&self, owner: &OwnerToken, entries: Vec<Stored>, fence: Fence, sent: Moment, needs_token: bool) {
+    /// Records a lease. `false`: it has ended meanwhile, and its entries are deleted.
+    pub(super) fn hold(
+        &self,
+        owner: &OwnerToken,
+        entries: Vec<Stored>,
+        fence: Fence,
+        sent: Moment,
+        needs_token: bool,
+    ) -> bool {
         let ends = entries.iter().filter_map(Stored::ttl).map(|ttl| sent + ttl);
         let end = ends.max().unwrap_or(sent);
         let own = Own {
@@ -141,8 +150,13 @@ impl Core {
             fence: Some(fence),
             needs_token,
         };
+        let ending = self.ending.lock();
+        if ending.contains(owner) {
+            return false;
+        }
         self.own.insert(owner.clone(), own, end);
         self.local.leave(owner);
+        true
     }
 
     /// Reads the entries of a claim, if each of its names is held by `claim.owner` or `other`, and a fencing token for them. `None`: one
@@ -224,10 +238,8 @@ impl Core {
                 });
                 let written = self.write(owner, leases.collect(), &nobody, ttl).await?;
                 let is_done = written.is_some();
-                written
-                    .into_iter()
-                    .for_each(|entries| self.hold(&nobody, entries, fence, sent, false));
-                is_done
+                let hold = |entries| self.hold(&nobody, entries, fence, sent, false);
+                written.into_iter().map(hold).all(|is_held| is_held) && is_done
             } else {
                 entries.is_empty() || self.store.delete(&entries).await?
             };

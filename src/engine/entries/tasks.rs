@@ -126,7 +126,13 @@ impl Core {
                     self.own.insert(owner, own, Moment::now() + liveness(ttl));
                     continue;
                 }
-                self.ending.lock().insert(owner.clone());
+                let mut ending = self.ending.lock();
+                if self.own.get(&owner).is_some() {
+                    // An answer that has arrived since has made it a lease again.
+                    continue;
+                }
+                ending.insert(owner.clone());
+                drop(ending);
                 self.forget(&owner);
                 self.local.wake(&owner);
                 let core = self.clone();
