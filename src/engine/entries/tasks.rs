@@ -120,15 +120,15 @@ impl Core {
                     detector.ping();
                     ttl.is_some_and(|ttl| detector.is_stalled(ttl))
                 });
+                let mut ending = self.ending.lock();
+                if self.own.get(&owner).is_some() {
+                    // An answer that has arrived since has made it a lease.
+                    continue;
+                }
                 if let (None, false, Some(ttl)) = (own.fence, is_stalled, ttl)
                     && self.local.is_subscribed(&owner)
                 {
                     self.own.insert(owner, own, Moment::now() + liveness(ttl));
-                    continue;
-                }
-                let mut ending = self.ending.lock();
-                if self.own.get(&owner).is_some() {
-                    // An answer that has arrived since has made it a lease again.
                     continue;
                 }
                 ending.insert(owner.clone());
