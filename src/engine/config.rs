@@ -370,9 +370,9 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
             opened("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await
         }
         #[cfg(feature = "mysql")]
-        EngineConfig::Mysql(config) => opened("mysql", limit, super::sql::MysqlEngine::connect(*config)).await,
+        EngineConfig::Mysql(config) => opened("mysql", limit, super::sql::mysql::connect(*config)).await,
         #[cfg(feature = "postgres")]
-        EngineConfig::Postgres(config) => opened("postgres", limit, super::sql::PostgresEngine::connect(*config)).await,
+        EngineConfig::Postgres(config) => opened("postgres", limit, super::sql::postgres::connect(*config)).await,
     }
 }
 

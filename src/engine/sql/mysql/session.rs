@@ -244,7 +244,7 @@ impl MysqlSession {
 
     /// Executes a prepared statement within the store timeout. The first call of a connection prepares `text()`. `read` reads a row.
     /// `None`: the server cannot prepare it. Nothing was executed, and this connection prepares no further statements.
-    pub(super) async fn run_prepared<T>(
+    pub(super) async fn run_prepared<T: Send>(
         &mut self,
         statement: Statement,
         text: impl FnOnce(&Tables) -> String,
@@ -357,7 +357,7 @@ async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec
 }
 
 /// Receives the answers of statements. `read` reads a row.
-async fn receive<T>(
+async fn receive<T: Send>(
     mut results: BoxStream<'_, sqlx::Result<Either<MySqlQueryResult, MySqlRow>>>,
     read: fn(&MySqlRow) -> sqlx::Result<T>,
     answers: &mut Vec<Answer<T>>,

@@ -52,7 +52,7 @@ fn notification_of(text: &str) -> Option<Notification> {
 }
 
 /// Listens until the connection breaks. `true`: there have been no waiters for some time.
-pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<PostgresServer>) -> Outcome<bool> {
+pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters) -> Outcome<bool> {
     let (sender, mut notifications) = mpsc::unbounded_channel();
     let session: PostgresSession = connected(server.connections(), server.connect_with(Some(sender))).await?;
     // It may lead to another server.

@@ -1,6 +1,6 @@
 //! The connections of one engine: their limits, and which of them are silent.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -207,25 +207,46 @@ impl Connection {
     /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
     /// connection was silent. Then cancels them. If the server confirms that, and cancels nothing later, the connection stays usable.
     /// Statements that are cancelled before the store timeout fail with [`Kind::Locked`] if the server confirms the cancellation.
-    pub(in crate::engine::sql) async fn within_limit<T>(
+    pub(in crate::engine::sql) async fn within_limit<T: Send>(
         &self,
-        statements: impl Future<Output = Outcome<T>>,
+        statements: impl Future<Output = Outcome<T>> + Send,
     ) -> Outcome<T> {
         self.within(self.connections.store_timeout, statements).await
     }
 
     /// Waits for the outcome of statements as [`Connection::within_limit`] does, for `limit` at most.
-    pub(super) async fn within<T>(&self, limit: Duration, statements: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    pub(super) async fn within<T: Send>(
+        &self,
+        limit: Duration,
+        statements: impl Future<Output = Outcome<T>> + Send,
+    ) -> Outcome<T> {
+        let mut answer = None;
+        let statements = async {
+            let outcome = statements.await;
+            let failed = outcome.as_ref().err().map(Failure::kind);
+            answer = Some(outcome);
+            failed
+        };
+        self.supervise(limit, pin!(statements)).await?;
+        // There is an outcome if there is no failure.
+        answer.unwrap_or_else(|| Err(Failure::panicked(&self.connections)))
+    }
+
+    /// Waits for the end of statements, which is the kind of their failure. Fails if their outcome does not count.
+    async fn supervise(
+        &self,
+        limit: Duration,
+        mut statements: Pin<&mut (dyn Future<Output = Option<Kind>> + Send)>,
+    ) -> Outcome<()> {
         let since = Instant::now();
-        let mut statements = pin!(statements);
         let is_late = tokio::select! {
             biased;
-            outcome = &mut statements => {
+            failed = &mut statements => {
                 self.connections.record(since.elapsed());
-                if !outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Broken) {
+                if failed != Some(Kind::Broken) {
                     self.answered();
                 }
-                return outcome;
+                return Ok(());
             }
             () = tokio::time::sleep(limit) => true,
             () = self.connections.are_suspect(since) => false,
@@ -240,26 +261,21 @@ impl Connection {
             if cancellations.iter().all(JoinHandle::is_finished) {
                 cancellations.push(self.cancel());
             }
-            let Ok(outcome) = timeout(CANCEL_TIMEOUT, &mut statements).await else {
+            let Ok(failed) = timeout(CANCEL_TIMEOUT, &mut statements).await else {
                 continue;
             };
             let cancelled = timeout(CANCEL_TIMEOUT, join_all(cancellations)).await;
             let are_done = cancelled.is_ok_and(|all| all.iter().all(|one| matches!(one, Ok(true))));
             self.has_late_cancellation.fetch_or(!are_done, Ordering::Relaxed);
-            return unanswered(match outcome {
+            return unanswered(match failed {
                 // The server answers, so the statement waited for a lock. Callers that were not dropped still have time: a transaction
                 // executes their calls.
                 // After the store timeout they have none.
-                Err(failure) if failure.kind() == Kind::Cancelled => {
-                    if is_late {
-                        Kind::Refused
-                    } else {
-                        Kind::Locked
-                    }
-                }
-                Err(failure) => failure.kind(),
+                Some(Kind::Cancelled) if is_late => Kind::Refused,
+                Some(Kind::Cancelled) => Kind::Locked,
+                Some(kind) => kind,
                 // A cancelled commit succeeds without the standby that it waited for. Of releases, only the first statement may be committed.
-                Ok(_) => Kind::Refused,
+                None => Kind::Refused,
             });
         }
         self.outdate_others(waited);

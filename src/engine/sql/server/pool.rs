@@ -30,9 +30,9 @@ const BESIDE_PAUSE: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(10);
 
 /// The connections of an engine, without one that listens.
-pub(super) struct Pool<S: Server> {
-    server: Arc<S>,
-    state: Mutex<State<S::Session>>,
+pub(super) struct Pool {
+    server: Arc<dyn Server>,
+    state: Mutex<State<Box<dyn Session>>>,
     /// Notifies waiting tasks.
     changes: watch::Sender<()>,
     closed: CancellationToken,
@@ -65,12 +65,12 @@ enum Next<C> {
 }
 
 /// The position of a waiting task. Dropping it leaves the queue.
-struct Ticket<'a, S: Server> {
-    pool: &'a Pool<S>,
+struct Ticket<'a> {
+    pool: &'a Pool,
     number: usize,
 }
 
-impl<S: Server> Drop for Ticket<'_, S> {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.pool.state.lock().waiting.retain(|number| *number != self.number);
         self.pool.changes.send_replace(());
@@ -78,14 +78,14 @@ impl<S: Server> Drop for Ticket<'_, S> {
 }
 
 /// A connection in use. Dropping it returns it, or closes it if statements have no outcome or broke it.
-pub(super) struct Checkout<S: Server> {
-    pool: Arc<Pool<S>>,
-    session: Option<S::Session>,
+pub(super) struct Checkout {
+    pool: Arc<Pool>,
+    session: Option<Box<dyn Session>>,
     is_settled: bool,
 }
 
 /// Opens a connection within the store timeout, without its set-up.
-pub(in crate::engine::sql) async fn connected<C: Session>(
+pub(in crate::engine::sql) async fn connected<C>(
     connections: &Connections,
     connecting: impl Future<Output = Outcome<C>>,
 ) -> Outcome<C> {
@@ -102,9 +102,9 @@ pub(in crate::engine::sql) async fn connected<C: Session>(
 }
 
 /// Opens a connection within the store timeout. Creates the tables if they are missing.
-pub(in crate::engine::sql) async fn open<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
+pub(in crate::engine::sql) async fn open(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
     let (connections, limit) = (server.connections(), server.connections().store_timeout);
-    let mut session = connected(connections, server.connect()).await?;
+    let mut session = connected(connections, server.clone().connect()).await?;
     if let Ok(ready) = timeout(limit, session.set_up()).await {
         return ready.map(|()| session).map_err(Failure::not_sent);
     }
@@ -113,16 +113,16 @@ pub(in crate::engine::sql) async fn open<S: Server>(server: &Arc<S>) -> Outcome<
 }
 
 /// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
-pub(in crate::engine::sql) async fn open_first<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
+pub(in crate::engine::sql) async fn open_first(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
     match open(server).await {
         Err(failure) if failure.kind() == Kind::Pooled => open(server).await,
         opened => opened,
     }
 }
 
-impl<S: Server> Pool<S> {
+impl Pool {
     /// Creates the pool of an engine with its first connection.
-    pub(super) fn new(server: Arc<S>, first: S::Session) -> Arc<Self> {
+    pub(super) fn new(server: Arc<dyn Server>, first: Box<dyn Session>) -> Arc<Self> {
         let closed = CancellationToken::new();
         Arc::new(Pool {
             server,
@@ -147,7 +147,7 @@ impl<S: Server> Pool<S> {
     }
 
     /// Waits for a connection within the store timeout.
-    pub(super) async fn checkout(self: &Arc<Self>) -> Outcome<Checkout<S>> {
+    pub(super) async fn checkout(self: &Arc<Self>) -> Outcome<Checkout> {
         let (connections, limit) = (self.connections(), self.connections().store_timeout);
         if let Ok(outcome) = timeout(limit, self.next_usable()).await {
             return outcome;
@@ -169,7 +169,7 @@ impl<S: Server> Pool<S> {
         Err(failure.not_sent())
     }
 
-    async fn next_usable(self: &Arc<Self>) -> Outcome<Checkout<S>> {
+    async fn next_usable(self: &Arc<Self>) -> Outcome<Checkout> {
         let mut changes = self.changes.subscribe();
         let (ticket, mut failures) = {
             let mut state = self.state.lock();
@@ -207,7 +207,7 @@ impl<S: Server> Pool<S> {
     }
 
     /// Returns what the task with this ticket does next. `failures`: the number of failures that it need not report.
-    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next<S::Session> {
+    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next<Box<dyn Session>> {
         let mut state = self.state.lock();
         if state.waiting.front() == Some(&ticket)
             && let Some((_, session)) = state.idle.pop()
@@ -247,7 +247,7 @@ impl<S: Server> Pool<S> {
     }
 
     /// Adds a new connection, or records why there is none.
-    fn opened(self: &Arc<Self>, opened: Outcome<S::Session>) {
+    fn opened(self: &Arc<Self>, opened: Outcome<Box<dyn Session>>) {
         let mut state = self.state.lock();
         state.is_opening = false;
         match opened {
@@ -267,7 +267,7 @@ impl<S: Server> Pool<S> {
     }
 
     /// Makes a connection idle.
-    fn keep(self: &Arc<Self>, session: S::Session) {
+    fn keep(self: &Arc<Self>, session: Box<dyn Session>) {
         let mut state = self.state.lock();
         state.idle.push((Instant::now(), session));
         let has_waiting = !state.waiting.is_empty();
@@ -285,7 +285,7 @@ impl<S: Server> Pool<S> {
     /// would take the time of the tasks that wait.
     fn close_outdated(&self) {
         let mut state = self.state.lock();
-        let is_outdated = |(_, session): &mut (Instant, S::Session)| session.connection().is_outdated();
+        let is_outdated = |(_, session): &mut (Instant, Box<dyn Session>)| session.connection().is_outdated();
         let outdated: Vec<_> = state.idle.extract_if(.., is_outdated).collect();
         state.open -= outdated.len();
         drop(state);
@@ -300,7 +300,7 @@ impl<S: Server> Pool<S> {
 }
 
 /// Opens a connection. `is_beside`: others are open, so it is tested.
-async fn opening<S: Server>(server: Arc<S>, is_beside: bool) -> Outcome<S::Session> {
+async fn opening(server: Arc<dyn Server>, is_beside: bool) -> Outcome<Box<dyn Session>> {
     let mut session = open(&server).await?;
     if is_beside {
         // A pooler may accept a login, and have no connection to the server.
@@ -312,7 +312,7 @@ async fn opening<S: Server>(server: Arc<S>, is_beside: bool) -> Outcome<S::Sessi
 }
 
 /// Closes connections that are idle for [`IDLE`], until there is one.
-async fn close_idle<S: Server>(pool: Weak<Pool<S>>) {
+async fn close_idle(pool: Weak<Pool>) {
     let mut next = Some(Instant::now() + IDLE);
     while let Some(at) = next {
         sleep_until(at).await;
@@ -341,13 +341,13 @@ impl<C> State<C> {
     }
 }
 
-impl<S: Server> Checkout<S> {
+impl Checkout {
     /// Returns the connection. Its statements need [`Checkout::settle`].
-    pub(super) fn session(&mut self) -> Outcome<&mut S::Session> {
+    pub(super) fn session(&mut self) -> Outcome<&mut dyn Session> {
         self.is_settled = false;
         let connections = self.pool.server.connections();
         let broken = || Failure::new(connections, Kind::Broken, "the connection is closed".to_owned());
-        self.session.as_mut().ok_or_else(broken)
+        self.session.as_deref_mut().ok_or_else(broken)
     }
 
     /// Returns the outcome of statements. A failure that breaks the connection closes it.
@@ -379,7 +379,7 @@ impl<S: Server> Checkout<S> {
     }
 }
 
-impl<S: Server> Drop for Checkout<S> {
+impl Drop for Checkout {
     fn drop(&mut self) {
         match self.session.take() {
             Some(session) if self.is_settled => self.pool.keep(session),

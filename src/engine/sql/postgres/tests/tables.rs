@@ -22,7 +22,7 @@ impl Database {
 /// Connects, and expects a permanent error with a text.
 async fn refused(url: &str, settings: &Settings, text: &str) {
     let config = PostgresConfig::parse(url, settings).unwrap();
-    let error = PostgresEngine::connect(config).await.unwrap_err();
+    let error = super::super::connect(config).await.unwrap_err();
     assert!(!error.retryable && error.to_string().contains(text), "{error}");
 }
 
@@ -378,7 +378,7 @@ async fn another_product_is_refused_by_its_version() {
         database.execute(&text).await;
     }
     let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
-    let error = PostgresEngine::connect(config).await.unwrap_err();
+    let error = super::super::connect(config).await.unwrap_err();
     let text = error.to_string();
     assert!(
         !error.retryable && text.contains("this server is CockroachDB (CockroachDB CCL v23.1.11)"),

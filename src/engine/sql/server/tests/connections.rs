@@ -5,7 +5,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::super::Session;
 use super::super::pool::{Pool, open};
 use super::*;
 use crate::engine::contract::PAGE;

@@ -7,6 +7,7 @@ mod proxy;
 mod queue;
 mod rows;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub(in crate::engine::sql) use self::distant::*;
 pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
-use super::{Server, ServerEngine};
+use super::{Server, ServerEngine, Session};
 use crate::engine::{Acquired, Engine, Released, Settings, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
@@ -60,14 +61,11 @@ macro_rules! server_tests {
 pub(in crate::engine::sql) use server_tests;
 
 /// A database of one test, and a connection of another program to it.
-#[allow(private_bounds, reason = "only the dialects implement it")]
 pub(in crate::engine::sql) trait TestDatabase {
-    type Server: Server;
-
     fn url(&self) -> &str;
 
     /// Opens an engine, through a proxy if the URL is that of one.
-    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<ServerEngine<Self::Server>>;
+    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<ServerEngine>;
 
     /// The number of packets of a login to the server.
     const LOGIN_PACKETS: usize;
@@ -93,13 +91,25 @@ pub(in crate::engine::sql) trait TestDatabase {
     /// Returns the expression of a time in the future.
     fn after(ms: u64) -> String;
 
-    async fn open(&self, url: &str) -> Arc<ServerEngine<Self::Server>> {
+    async fn open(&self, url: &str) -> Arc<ServerEngine> {
         self.open_with(url, &Settings::default()).await
     }
 
-    async fn engine(&self) -> Arc<ServerEngine<Self::Server>> {
+    async fn engine(&self) -> Arc<ServerEngine> {
         self.open(self.url()).await
     }
+}
+
+/// Returns the server of an engine as that of its dialect.
+pub(in crate::engine::sql) fn server_of<S: Server>(engine: &ServerEngine) -> Arc<S> {
+    let server: Arc<dyn Any + Send + Sync> = engine.server.clone();
+    server.downcast().unwrap()
+}
+
+/// Returns a connection as one of its dialect.
+pub(in crate::engine::sql) fn session_of<S: Session>(session: Box<dyn Session>) -> S {
+    let session: Box<dyn Any> = session;
+    *session.downcast().unwrap()
 }
 
 pub(in crate::engine::sql) const LONG: Duration = Duration::from_secs(30);

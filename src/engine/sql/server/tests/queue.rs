@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::Session;
 use super::super::pool::open;
 use super::*;
 use crate::model::Ttl;
