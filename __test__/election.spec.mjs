@@ -9,8 +9,47 @@ import { random, serverUrl, suite } from './stores.mjs'
 /** Resolves when a signal aborts. @param {import('../index.js').Signal} signal */
 const aborted = (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve))
 
+/** The logins of the stores that ask for one at each new connection. */
+const LOGINS = { redis: { password: 'any' }, postgres: { username: 'holdfast', password: 'any' } }
+
 for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-set', 'postgres', 'mysql'])) {
   proxySuite(kind, 'elections', {}, (test) => {
+    const login = Object(LOGINS)[kind]
+    if (login) {
+      test('a login that is refused after a restart of the store ends no election', async ({ connect, direct, proxy }) => {
+        let isRefused = false
+        const credentials = () => (isRefused ? { ...login, username: 'nobody' } : login)
+        const locks = await connect({ storeTimeoutMs: 1500, credentials })
+        const errors = /** @type {any[]} */ ([])
+        const terms = /** @type {bigint[]} */ ([])
+        const options = { ttlMs: '2s', restart: true, onError: (/** @type {any} */ error) => errors.push(error) }
+        const leads = locks.elect('leader', options, ({ signal, term }) => {
+          terms.push(term)
+          return aborted(signal)
+        })
+        const held = await direct.acquire('held')
+        const waits = locks.elect('held', options, ({ signal }) => aborted(signal))
+        await until('a leader', () => leads.isLeader && locks.stats().waiting === 1)
+        isRefused = true
+        await proxy.down()
+        await proxy.up()
+        // One of the leader, after the end of its lease, and one of the candidate.
+        await until('errors', () => errors.length >= 2)
+        await sleep(1000)
+        assert.deepEqual(
+          errors.map(({ code, retryable }) => [code, retryable]),
+          Array(2).fill(['LOCK_STORE', false]),
+        )
+        await held.release()
+        isRefused = false
+        await until('leaders', () => leads.isLeader && waits.isLeader)
+        assert.equal(terms.length, 2)
+        assertGrowing(terms)
+        await Promise.all([leads.stop(), waits.stop()])
+        await Promise.all([leads.done, waits.done])
+      })
+    }
+
     test('an outage of 8 s ends a leadership of 4 s, and no election', async ({ connect, direct, proxy }) => {
       const locks = await connect({ storeTimeoutMs: 1500 })
       const terms = /** @type {bigint[]} */ ([])
