@@ -144,26 +144,38 @@ pub(super) async fn no_lock_is_left_without_the_right_to_scripts(server: &Server
         .await
         .unwrap();
     let mut other = server.other().await;
-    // By plain commands, as soon as a script was executed.
-    for _ in 0..3 {
+    let pair = async || {
         let first = claim("n");
         acquire(&ours, &first).await;
         release(&ours, &first).await;
+    };
+    for is_at_once in [true, false] {
+        // By plain commands, as soon as a script was executed.
+        for _ in 0..3 {
+            pair().await;
+        }
+        let plainly: String = other.run("INFO commandstats").await;
+        assert!(plainly.contains("cmdstat_incrby:"), "{plainly}");
+        other.run::<()>("ACL SETUSER holdfast -eval -evalsha").await;
+        if is_at_once {
+            // No script was refused yet. The refused release shows it.
+            let first = claim("first");
+            if ours.try_acquire(&first).await.is_ok() {
+                ours.release(&first, Duration::ZERO).await.unwrap_err();
+            }
+        } else {
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+        }
+        for claim in [claim("n"), claim("m")] {
+            let error = ours.try_acquire(&claim).await.unwrap_err();
+            assert!(error.to_string().contains("NOPERM"), "{error}");
+        }
+        other.run::<()>("DEL lock:first").await;
+        assert_eq!(other.run::<Vec<String>>("KEYS lock:*").await, [""; 0]);
+        // It works again without a new connection.
+        other.run::<()>("ACL SETUSER holdfast +eval +evalsha").await;
+        pair().await;
     }
-    let plainly: String = other.run("INFO commandstats").await;
-    assert!(plainly.contains("cmdstat_incrby:"), "{plainly}");
-    other.run::<()>("ACL SETUSER holdfast -eval -evalsha").await;
-    tokio::time::sleep(Duration::from_millis(1100)).await;
-    for claim in [claim("n"), claim("m")] {
-        let error = ours.try_acquire(&claim).await.unwrap_err();
-        assert!(error.to_string().contains("NOPERM"), "{error}");
-    }
-    assert_eq!(other.run::<Vec<String>>("KEYS lock:*").await, [""; 0]);
-    // It works again without a new connection.
-    other.run::<()>("ACL SETUSER holdfast +eval +evalsha").await;
-    let first = claim("n");
-    acquire(&ours, &first).await;
-    release(&ours, &first).await;
 }
 
 #[cfg(unix)]
