@@ -224,7 +224,8 @@ mod tests {
         assert!(text_of(1045, "Access denied").contains("[1045] (check the user name and the password"));
         assert!(text_of(1046, "No database selected").contains("[1046] (name the database in the URL"));
         assert_eq!(text_of(1062, "Duplicate entry"), "Duplicate entry [1062]");
-        let repeats = "You have an error in your SQL syntax; check the manual for the right syntax to use near 'job:7' at line 1";
+        let repeats =
+            "You have an error in your SQL syntax; check the manual for the right syntax to use near 'job:7' at line 1";
         let shown = "You have an error in your SQL syntax; check the manual for the right syntax to use [1064]";
         assert_eq!(text_of(1064, repeats), shown);
     }

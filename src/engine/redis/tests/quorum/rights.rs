@@ -79,7 +79,11 @@ async fn a_node_that_refuses_scripts_keeps_no_votes() {
     assert!(left.is_empty() || left == ["lock:first"], "{left:?}");
 
     // Without a majority an attempt fails, and leaves nothing on the other nodes either.
-    nodes.other(1).await.run::<()>("ACL SETUSER holdfast -eval -evalsha").await;
+    nodes
+        .other(1)
+        .await
+        .run::<()>("ACL SETUSER holdfast -eval -evalsha")
+        .await;
     assert!(ours.release(&held, Duration::ZERO).await.is_err());
     for name in ["d", "e"] {
         let error = ours.try_acquire(&claim(name)).await.unwrap_err();
@@ -87,7 +91,11 @@ async fn a_node_that_refuses_scripts_keeps_no_votes() {
         nodes.are_free(&[0, 1, 2], name).await;
     }
     for node in [0, 1] {
-        nodes.other(node).await.run::<()>("ACL SETUSER holdfast +eval +evalsha").await;
+        nodes
+            .other(node)
+            .await
+            .run::<()>("ACL SETUSER holdfast +eval +evalsha")
+            .await;
     }
     acquire_soon(&ours, &claim("after")).await;
 }

@@ -133,35 +133,48 @@ async fn under_sentinel() -> Option<(Server, Server, String)> {
 }
 
 #[tokio::test]
-async fn a_right_that_is_missing_under_sentinel_is_named_and_leaves_no_lock() {
+async fn a_right_that_is_missing_under_sentinel_is_named() {
     let Some((server, _sentinel, url)) = under_sentinel().await else {
         return;
     };
-    #[cfg(unix)]
-    {
-        no_lock_is_left_without_the_right_to_scripts(&server, &url).await;
-        server.other().await.run::<()>("FLUSHALL").await;
-    }
-    missing_rights_are_named(&server, &rights_for("under Sentinel"), &MISSING_FOR_QUEUES, async || {
-        RedisEngine::connect(RedisConfig::parse(&url, &settings("lock:")).unwrap()).await
+    missing_rights_are_named(
+        &server,
+        &rights_for("under Sentinel"),
+        &MISSING_FOR_QUEUES,
+        async || RedisEngine::connect(RedisConfig::parse(&url, &settings("lock:")).unwrap()).await,
+    )
+    .await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_right_that_was_taken_away_under_sentinel_leaves_no_lock() {
+    let Some((server, _sentinel, url)) = under_sentinel().await else {
+        return;
+    };
+    no_lock_is_left_without_the_right_to_scripts(&server, &url).await;
+}
+
+#[tokio::test]
+async fn one_node_that_evicts_locks_is_reported() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    let (node, url) = (&nodes.nodes[2], nodes.url());
+    eviction_is_reported(node, &node.address(), settings("lock:"), async |settings: &Settings| {
+        RedisEngine::connect(RedisConfig::parse(&url, settings).unwrap()).await
     })
     .await;
 }
 
 #[tokio::test]
-async fn one_of_several_servers_that_evicts_locks_is_reported() {
-    let Some(nodes) = Nodes::start(0).await else { return };
+async fn a_master_under_sentinel_that_evicts_locks_is_reported() {
     let Some((server, _sentinel, url)) = under_sentinel().await else {
         return;
     };
-    let node = &nodes.nodes[2];
-    let (address, master) = (node.address(), format!("the master {MASTER:?} of the sentinels"));
-    for (server, address, url) in [(node, address, nodes.url()), (&server, master, url)] {
-        eviction_is_reported(server, &address, settings("lock:"), async |settings: &Settings| {
-            RedisEngine::connect(RedisConfig::parse(&url, settings).unwrap()).await
-        })
-        .await;
-    }
+    let address = format!("the master {MASTER:?} of the sentinels");
+    eviction_is_reported(&server, &address, settings("lock:"), async |settings: &Settings| {
+        RedisEngine::connect(RedisConfig::parse(&url, settings).unwrap()).await
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -156,5 +156,8 @@ pub(in crate::engine::sql) async fn waiters_behind_others_poll_rarely<D: TestDat
     let per_second = (proxy.packets() - before) as f64 / began.elapsed().as_secs_f64();
     // Each of them polls every 1.5 s at least. If all of them polled like the first, that would be 260 per second.
     assert!((10.0..120.0).contains(&per_second), "{per_second} packets per second");
-    assert_eq!(database.number("SELECT COUNT(*) FROM locks_waiters").await, WAITERS as i64);
+    assert_eq!(
+        database.number("SELECT COUNT(*) FROM locks_waiters").await,
+        WAITERS as i64
+    );
 }
