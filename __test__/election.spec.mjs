@@ -50,7 +50,8 @@ for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-s
         t.after(() => locks.close())
         const errors = /** @type {any[]} */ ([])
         const terms = /** @type {bigint[]} */ ([])
-        const how = { ttlMs: '2s', restart: true, onError: (/** @type {any} */ error) => errors.push(error) }
+        /** @type {import('../index.js').ElectOptions} */
+        const how = { ttlMs: '2s', restart: true, onError: (error) => void errors.push(error) }
         const leads = locks.elect('leader', how, ({ signal, term }) => {
           terms.push(term)
           return aborted(signal)

@@ -94,7 +94,7 @@ pub(super) async fn missing_rights_are_named<E: std::fmt::Debug>(
 pub(super) const MISSING_FOR_QUEUES: [Missing; 2] =
     [(&["-zcount"], "ZCOUNT"), (&["-subscribe"], "'subscribe' command")];
 
-/// Asserts that `connect` warns once of this server, by its `address`, after it was told to evict keys.
+/// Asserts that `connect` warns once of this server, by its `address`, once it evicts keys.
 pub(super) async fn eviction_is_reported<E>(
     server: &Server,
     address: &str,

@@ -70,6 +70,10 @@ async fn a_node_that_refuses_scripts_keeps_no_votes() {
         !log.is_empty()
     })
     .await;
+    // The engine reads it.
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let held = claim("held");
     acquire(&ours, &held).await;
     for name in ["a", "b", "c"] {
