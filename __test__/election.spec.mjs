@@ -46,7 +46,7 @@ for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-s
       }, t) => {
         await user.run(server.port, user.create)
         const url = SERVERS[kind].url(proxy.port).replace(/:\/\/(.*@)?/, '://candidate:secret@')
-        const locks = await LockService.connect(url, { ...options, storeTimeoutMs: 1500 })
+        const locks = await LockService.connect(url, { ...options, storeTimeoutMs: 4000 })
         t.after(() => locks.close())
         const errors = /** @type {any[]} */ ([])
         const terms = /** @type {bigint[]} */ ([])

@@ -73,7 +73,7 @@ describe('a process without a file descriptor to spare', { skip: process.platfor
   for (const kind of /** @type {const} */ (['redis', 'mongodb', 'postgres', 'mysql'])) {
     proxySuite(kind, 'no file descriptor to spare', {}, (test) => {
       test('connect and calls are retryable, and succeed later', async ({ proxy, options }, t) => {
-        const child = await startLimited(t, SERVERS[kind].url(proxy.port), { ...options, storeTimeoutMs: 1500 })
+        const child = await startLimited(t, SERVERS[kind].url(proxy.port), { ...options, storeTimeoutMs: 4000 })
         const refused = async (/** @type {Promise<any>} */ answer) => {
           const { code, retryable, message } = await answer
           assert.deepEqual([code, retryable], ['LOCK_STORE', true], message)

@@ -5,6 +5,14 @@ use super::*;
 use crate::engine::{Credentials, Login};
 use crate::error::EngineError;
 
+/// Settings for a machine that stands still for a while: a server without an answer in a part of this time is ignored.
+pub(super) fn with_long_timeout() -> Settings {
+    Settings {
+        store_timeout: Duration::from_secs(20),
+        ..settings("lock:")
+    }
+}
+
 async fn refusal(url: &str, settings: &Settings) -> EngineError {
     let error = RedisEngine::connect(RedisConfig::parse(url, settings).unwrap())
         .await
@@ -98,10 +106,9 @@ pub(super) const MISSING_FOR_QUEUES: [Missing; 2] =
 pub(super) async fn eviction_is_reported<E>(
     server: &Server,
     address: &str,
-    settings: Settings,
     connect: impl AsyncFn(&Settings) -> Result<Arc<E>, EngineError>,
 ) {
-    let (settings, texts) = with_warnings(settings);
+    let (settings, texts) = with_warnings(with_long_timeout());
     drop(connect(&settings).await.unwrap());
     assert_eq!(*texts.lock().unwrap(), [""; 0]);
     let mut other = server.other().await;
@@ -122,13 +129,13 @@ async fn a_missing_right_is_named_and_no_lock_is_left() {
     let Some(server) = Server::start(&[]).await else { return };
     let url = format!("redis://holdfast:pw@127.0.0.1:{}", server.port);
     missing_rights_are_named(&server, &[], &MISSING_FOR_QUEUES, async || {
-        RedisEngine::connect(RedisConfig::parse(&url, &settings("lock:")).unwrap()).await
+        RedisEngine::connect(RedisConfig::parse(&url, &with_long_timeout()).unwrap()).await
     })
     .await;
     let Some(renamed) = Server::start(&["--rename-command", "EVAL", "EVAL-gone"]).await else {
         return;
     };
-    let error = refusal(&renamed.url(), &settings("lock:")).await.to_string();
+    let error = refusal(&renamed.url(), &with_long_timeout()).await.to_string();
     assert!(error.contains("'EVAL'") && error.contains("rename-command"), "{error}");
 }
 
@@ -138,7 +145,7 @@ async fn a_missing_right_is_named_and_no_lock_is_left() {
 pub(super) async fn no_lock_is_left_without_the_right_to_scripts(server: &Server, url: &str) {
     let settings = Settings {
         event_loop: Some(TestLoop::here()),
-        ..settings("lock:")
+        ..with_long_timeout()
     };
     let ours = RedisEngine::connect(RedisConfig::parse(url, &settings).unwrap())
         .await
@@ -195,12 +202,12 @@ async fn a_server_that_evicts_locks_is_reported_once() {
         RedisEngine::connect(config).await
     };
     let address = server.address();
-    eviction_is_reported(&server, &address, settings("lock:"), async |settings: &Settings| {
+    eviction_is_reported(&server, &address, async |settings: &Settings| {
         connect(&server.url(), settings).await
     })
     .await;
     // A user without the right to read it, and a server that evicts nothing.
-    let (settings, texts) = with_warnings(settings("lock:"));
+    let (settings, texts) = with_warnings(with_long_timeout());
     let mut other = server.other().await;
     set_user(&mut other, "pw", &["-info"]).await;
     let limited = server.url().replace("://", "://holdfast:pw@");

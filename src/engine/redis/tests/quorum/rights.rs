@@ -1,6 +1,6 @@
 //! Users with limited rights on some nodes, and a node that evicts locks.
 
-use super::super::connect_checks::{Missing, eviction_is_reported, missing_rights_are_named};
+use super::super::connect_checks::{Missing, eviction_is_reported, missing_rights_are_named, with_long_timeout};
 use super::super::security::set_user;
 use super::*;
 
@@ -22,7 +22,7 @@ async fn a_right_that_is_missing_on_one_node_is_named() {
     let also: [Missing; 1] = [(&["-zscore"], "ZSCORE")];
     for node in &nodes.0[1..] {
         missing_rights_are_named(node, &[], &also, async || {
-            QuorumEngine::connect(nodes.config_for(LOGIN, &settings("lock:"))).await
+            QuorumEngine::connect(nodes.config_for(LOGIN, &with_long_timeout())).await
         })
         .await;
     }
@@ -32,7 +32,7 @@ async fn a_right_that_is_missing_on_one_node_is_named() {
 async fn a_node_that_evicts_locks_is_reported() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let node = &nodes.0[2];
-    eviction_is_reported(node, &node.address(), settings("lock:"), async |settings: &Settings| {
+    eviction_is_reported(node, &node.address(), async |settings: &Settings| {
         QuorumEngine::connect(nodes.config_for("", settings)).await
     })
     .await;
@@ -43,7 +43,7 @@ async fn a_node_that_evicts_locks_is_reported() {
 async fn a_node_that_refuses_scripts_keeps_no_votes() {
     let Some(nodes) = Nodes::start(3).await else { return };
     nodes.set_users().await;
-    let ours = QuorumEngine::connect(nodes.config_for(LOGIN, &settings("lock:")))
+    let ours = QuorumEngine::connect(nodes.config_for(LOGIN, &with_long_timeout()))
         .await
         .unwrap();
     let pair = async |name: &str| {

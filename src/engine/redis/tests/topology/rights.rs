@@ -2,7 +2,9 @@
 
 #[cfg(unix)]
 use super::super::connect_checks::no_lock_is_left_without_the_right_to_scripts;
-use super::super::connect_checks::{MISSING_FOR_QUEUES, Missing, eviction_is_reported, missing_rights_are_named};
+use super::super::connect_checks::{
+    MISSING_FOR_QUEUES, Missing, eviction_is_reported, missing_rights_are_named, with_long_timeout,
+};
 use super::super::security::{Certificates, set_user};
 use super::cluster::claim_of;
 use super::cluster_nodes::{Nodes, one_each, slot_of_name};
@@ -54,7 +56,7 @@ async fn the_documented_rights_suffice_under_sentinel_with_replicas() {
     );
     let settings = Settings {
         min_replicas: 1,
-        ..settings("lock:")
+        ..with_long_timeout()
     };
     let ours = RedisEngine::connect(RedisConfig::parse(&url, &settings).unwrap())
         .await
@@ -116,7 +118,7 @@ async fn a_right_that_is_missing_on_one_node_is_named() {
     let also: [Missing; 2] = [(&["-zcount"], "ZCOUNT"), (&["-ssubscribe"], "'ssubscribe' command")];
     for node in &nodes.nodes[1..] {
         missing_rights_are_named(node, &rights, &also, async || {
-            RedisEngine::connect(RedisConfig::parse(&url, &settings("lock:")).unwrap()).await
+            RedisEngine::connect(RedisConfig::parse(&url, &with_long_timeout()).unwrap()).await
         })
         .await;
     }
@@ -141,7 +143,7 @@ async fn a_right_that_is_missing_under_sentinel_is_named() {
         &server,
         &rights_for("under Sentinel"),
         &MISSING_FOR_QUEUES,
-        async || RedisEngine::connect(RedisConfig::parse(&url, &settings("lock:")).unwrap()).await,
+        async || RedisEngine::connect(RedisConfig::parse(&url, &with_long_timeout()).unwrap()).await,
     )
     .await;
 }
@@ -159,7 +161,7 @@ async fn a_right_that_was_taken_away_under_sentinel_leaves_no_lock() {
 async fn one_node_that_evicts_locks_is_reported() {
     let Some(nodes) = Nodes::start(0).await else { return };
     let (node, url) = (&nodes.nodes[2], nodes.url());
-    eviction_is_reported(node, &node.address(), settings("lock:"), async |settings: &Settings| {
+    eviction_is_reported(node, &node.address(), async |settings: &Settings| {
         RedisEngine::connect(RedisConfig::parse(&url, settings).unwrap()).await
     })
     .await;
@@ -171,7 +173,7 @@ async fn a_master_under_sentinel_that_evicts_locks_is_reported() {
         return;
     };
     let address = format!("the master {MASTER:?} of the sentinels");
-    eviction_is_reported(&server, &address, settings("lock:"), async |settings: &Settings| {
+    eviction_is_reported(&server, &address, async |settings: &Settings| {
         RedisEngine::connect(RedisConfig::parse(&url, settings).unwrap()).await
     })
     .await;
