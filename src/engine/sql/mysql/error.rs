@@ -129,7 +129,10 @@ fn text_of(number: u16, message: &str) -> String {
         3159 => Some(INSECURE),
         _ => None,
     };
-    with_advice(format!("{message} [{number}]"), advice)
+    // The text of a syntax error (1064) repeats a part of the statement, which has names and metadata.
+    let shown = message.split(" near '").next().unwrap_or_default();
+    let shown = if number == 1064 { shown } else { message };
+    with_advice(format!("{shown} [{number}]"), advice)
 }
 
 /// Maps the number of an error (<https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html>,
@@ -221,6 +224,10 @@ mod tests {
         assert!(text_of(1045, "Access denied").contains("[1045] (check the user name and the password"));
         assert!(text_of(1046, "No database selected").contains("[1046] (name the database in the URL"));
         assert_eq!(text_of(1062, "Duplicate entry"), "Duplicate entry [1062]");
+        let repeats =
+            "You have an error in your SQL syntax; check the manual for the right syntax to use near 'job:7' at line 1";
+        let shown = "You have an error in your SQL syntax; check the manual for the right syntax to use [1064]";
+        assert_eq!(text_of(1064, repeats), shown);
     }
 
     #[test]

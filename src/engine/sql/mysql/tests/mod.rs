@@ -107,6 +107,8 @@ impl TestDatabase for Database {
 
     const LOGIN_PACKETS: usize = 1;
 
+    const POLLING: &str = "";
+
     async fn execute(&mut self, text: &str) {
         self.client.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
     }

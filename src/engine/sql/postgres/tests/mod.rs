@@ -95,6 +95,8 @@ impl TestDatabase for Database {
     // A question for TLS, and the login.
     const LOGIN_PACKETS: usize = 2;
 
+    const POLLING: &str = "?pooler=transaction";
+
     async fn execute(&mut self, text: &str) {
         Database::execute(self, text).await;
     }

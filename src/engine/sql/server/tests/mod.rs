@@ -40,7 +40,7 @@ macro_rules! server_tests {
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
             a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends,
-            waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions,
+            waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions, waiters_behind_others_poll_rarely,
             // rows.rs
             a_transaction_reads_only_rows_that_it_has_locked, fencing_tokens_grow_when_the_clock_steps_back, a_sweep_removes_old_rows_of_free_names, a_sweep_reads_each_row_once, a_page_of_a_list_reads_a_limited_number_of_rows,
             the_engine_sweeps, one_process_sweeps_in_each_interval, dropped_tables_are_created_again_with_a_warning,
@@ -69,6 +69,9 @@ pub(in crate::engine::sql) trait TestDatabase {
 
     /// The number of packets of a login to the server.
     const LOGIN_PACKETS: usize;
+
+    /// The query of a URL with which waiters poll.
+    const POLLING: &str;
 
     /// Executes statements as the other program.
     async fn execute(&mut self, text: &str);
