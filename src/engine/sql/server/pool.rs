@@ -10,12 +10,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::connection::Connections;
+use super::connection::{Connections, TEST_TIMEOUT};
 use super::error::{Failure, Kind};
 use super::{Outcome, Server, Session};
 use crate::event_loop::unless_it_panics;
@@ -182,17 +183,12 @@ impl<S: Server> Pool<S> {
             changes.mark_unchanged();
             match self.next(ticket.number, &mut failures) {
                 Next::Use(session) => {
-                    let mut checkout = Checkout {
-                        pool: self.clone(),
-                        session: Some(session),
-                        is_settled: false,
-                    };
-                    if checkout.is_usable().await {
-                        checkout.is_settled = true;
-                        return Ok(checkout);
+                    let mut test = self.test(session).boxed();
+                    match timeout(TEST_TIMEOUT, &mut test).await {
+                        Ok(Some(checkout)) => return Ok(checkout),
+                        Ok(None) => {}
+                        Err(_) => self.test_beside(test),
                     }
-                    drop(checkout);
-                    self.close_outdated();
                     self.state.lock().waiting.push_front(ticket.number);
                 }
                 Next::Fail(failure) => return Err(failure),
@@ -281,15 +277,31 @@ impl<S: Server> Pool<S> {
         }
     }
 
-    /// Closes the idle connections that would need a test, because another one has failed it: one after the other, the tests
-    /// would take the time of the tasks that wait.
-    fn close_outdated(&self) {
+    /// Tests a connection. `None`: it cannot be used, and is closed.
+    fn test(self: &Arc<Self>, session: S::Session) -> impl Future<Output = Option<Checkout<S>>> + Send + use<S> {
+        let mut checkout = Checkout {
+            pool: self.clone(),
+            session: Some(session),
+            is_settled: false,
+        };
+        async move {
+            checkout.is_settled = checkout.is_usable().await;
+            checkout.is_settled.then_some(checkout)
+        }
+    }
+
+    /// Continues the test of a silent connection for the store timeout, while another one is opened: it may be the only one that
+    /// works. Tests the idle ones that need it at the same time. Closes the silent one if no other one can be opened beside it.
+    fn test_beside(self: &Arc<Self>, silent: BoxFuture<'static, Option<Checkout<S>>>) {
         let mut state = self.state.lock();
         let is_outdated = |(_, session): &mut (Instant, S::Session)| session.connection().is_outdated();
         let outdated: Vec<_> = state.idle.extract_if(.., is_outdated).collect();
-        state.open -= outdated.len();
+        let silent = (state.open < self.server.most_for_calls()).then_some(silent);
         drop(state);
-        drop(outdated);
+        let outdated = outdated.into_iter().map(|(_, session)| self.test(session).boxed());
+        for test in silent.into_iter().chain(outdated) {
+            tokio::spawn(timeout(self.connections().store_timeout, test));
+        }
     }
 
     /// Records the end of a connection.

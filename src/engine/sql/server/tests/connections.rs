@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::super::Session;
 use super::super::pool::{Pool, open};
+use super::super::{Outcome, Session};
 use super::*;
 use crate::engine::contract::PAGE;
 use crate::engine::{Renewed, Settings};
@@ -230,6 +230,26 @@ pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestD
     let mut new = pool.checkout().await.unwrap();
     let answer = new.session().unwrap().ping().await;
     assert!(new.settle(answer).is_ok());
+}
+
+/// A pooler whose new connections hang has an open one that answers its test late, after another one was silent.
+pub(in crate::engine::sql) async fn a_connection_with_a_late_answer_is_used_while_new_ones_hang<D: TestDatabase>(
+    database: &mut D,
+) {
+    let proxy = Proxy::delayed(database.url(), Duration::from_millis(300)).await;
+    let engine = database.open(&proxy.url).await;
+    let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+    let mut used = pool.checkout().await.unwrap();
+    drop(pool.checkout().await.unwrap());
+    proxy.hang_after(D::LOGIN_PACKETS);
+    let connection = used.session().unwrap().connection().clone();
+    connection.within_limit(used.session().unwrap().ping()).await.unwrap();
+    let silence = connection.within(Duration::from_millis(500), std::future::pending::<Outcome<()>>());
+    let silence = silence.await;
+    assert!(used.settle(silence).is_err());
+    let mut late = pool.checkout().await.unwrap();
+    let answer = late.session().unwrap().ping().await;
+    assert!(late.settle(answer).is_ok());
 }
 
 pub(in crate::engine::sql) async fn a_call_that_gets_no_connection_is_told_which_there_are<D: TestDatabase>(
