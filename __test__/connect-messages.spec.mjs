@@ -174,10 +174,12 @@ describe('a path on which no retry can open a socket is a final error', { skip: 
 
 describe('a path that SQLite cannot use is named, with the reason', () => {
   const file = fileURLToPath(import.meta.url)
-  for (const [path, reason] of [
+  /** @type {[path: string, reason: RegExp][]} */
+  const paths = [
     [tmpdir(), /: it is a folder, add the name of a file \(/],
     [join(file, 'folder', 'locks.sqlite'), /its folder cannot be created: .*\(create it, or choose another path\) \(/],
-  ]) {
+  ]
+  for (const [path, reason] of paths) {
     it(String(reason), async () => {
       const error = await rejects(LockService.connect(`sqlite:${path}`), 'LOCK_STORE', { retryable: false })
       assert.match(error.message, reason)

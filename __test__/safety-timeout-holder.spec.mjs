@@ -68,10 +68,7 @@ for (const kind of [
           if (error instanceof Error) return error.message.includes('not known') ? undefined : error
           await error.release()
         })
-        assert.match(
-          message,
-          /after 0 ms: it has no holder now: it is reserved for a waiting call/,
-        )
+        assert.match(message, /after 0 ms: it has no holder now: it is reserved for a waiting call/)
         controller.abort()
         await set
         assert.equal(await lock.release(), true)

@@ -42,9 +42,10 @@ impl Acquisition {
         let began = Instant::now();
         let info = tokio::select! {
             biased;
-            _ = self.cancelled() => Ok(None),
-            info = reading => info.unwrap_or_else(|_| Err(shared.engine.no_answer("inspect", began.elapsed()))),
+            _ = self.cancelled() => None,
+            info = reading => info.ok(),
         };
+        let info = info.unwrap_or_else(|| Err(shared.engine.no_answer("inspect", began.elapsed())));
         let is_own = matches!(&info, Ok(Some(info)) if self.is_own(name, info));
         let name = name.clone();
         BusyLock { name, info, is_own }

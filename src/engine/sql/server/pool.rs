@@ -9,11 +9,10 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt, select};
 use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::connection::{Connections, TEST_TIMEOUT};
@@ -36,6 +35,8 @@ pub(super) struct Pool<S: Server> {
     state: Mutex<State<S::Session>>,
     /// Notifies waiting tasks.
     changes: watch::Sender<()>,
+    /// Notifies the tests of silent connections that a new one is open.
+    opened: Notify,
     closed: CancellationToken,
     _closing: DropGuard,
 }
@@ -138,6 +139,7 @@ impl<S: Server> Pool<S> {
                 next_ticket: 0,
             }),
             changes: watch::Sender::default(),
+            opened: Notify::new(),
             _closing: closed.clone().drop_guard(),
             closed,
         })
@@ -161,10 +163,8 @@ impl<S: Server> Pool<S> {
                 true => "and no other one could be opened",
                 false => "the maximum",
             };
-            let message = format!(
-                "no free connection within {} ms: {open} in use, {others}",
-                limit.as_millis()
-            );
+            let ms = limit.as_millis();
+            let message = format!("no free connection within {ms} ms: {open} in use, {others}");
             Failure::new(connections, Kind::Refused, message)
         };
         Err(failure.not_sent())
@@ -183,7 +183,7 @@ impl<S: Server> Pool<S> {
             changes.mark_unchanged();
             match self.next(ticket.number, &mut failures) {
                 Next::Use(session) => {
-                    let mut test = self.test(session).boxed();
+                    let mut test = self.test(session);
                     match timeout(TEST_TIMEOUT, &mut test).await {
                         Ok(Some(checkout)) => return Ok(checkout),
                         Ok(None) => {}
@@ -194,10 +194,7 @@ impl<S: Server> Pool<S> {
                 Next::Fail(failure) => return Err(failure),
                 // The sender lives as long as the pool.
                 Next::Wait(None) => _ = changes.changed().await,
-                Next::Wait(Some(until)) => tokio::select! {
-                    _ = changes.changed() => {}
-                    () = sleep_until(until) => {}
-                },
+                Next::Wait(Some(until)) => _ = timeout_at(until, changes.changed()).await,
             }
         }
     }
@@ -250,6 +247,7 @@ impl<S: Server> Pool<S> {
             Ok(session) => {
                 state.open += 1;
                 drop(state);
+                self.opened.notify_waiters();
                 self.keep(session);
             }
             Err(failure) => {
@@ -278,29 +276,34 @@ impl<S: Server> Pool<S> {
     }
 
     /// Tests a connection. `None`: it cannot be used, and is closed.
-    fn test(self: &Arc<Self>, session: S::Session) -> impl Future<Output = Option<Checkout<S>>> + Send + use<S> {
+    fn test(self: &Arc<Self>, session: S::Session) -> BoxFuture<'static, Option<Checkout<S>>> {
         let mut checkout = Checkout {
             pool: self.clone(),
             session: Some(session),
             is_settled: false,
         };
-        async move {
-            checkout.is_settled = checkout.is_usable().await;
+        Box::pin(async move {
+            let session = checkout.session.as_mut()?;
+            let connection = session.connection().clone();
+            checkout.is_settled = connection.is_usable(session.ping()).await && session.check_before_use().await;
             checkout.is_settled.then_some(checkout)
-        }
+        })
     }
 
-    /// Continues the test of a silent connection for the store timeout, while another one is opened: it may be the only one that
+    /// Continues the test of a silent connection until another one is open, for the store timeout at most: it may be the only one that
     /// works. Tests the idle ones that need it at the same time. Closes the silent one if no other one can be opened beside it.
     fn test_beside(self: &Arc<Self>, silent: BoxFuture<'static, Option<Checkout<S>>>) {
         let mut state = self.state.lock();
         let is_outdated = |(_, session): &mut (Instant, S::Session)| session.connection().is_outdated();
         let outdated: Vec<_> = state.idle.extract_if(.., is_outdated).collect();
-        let silent = (state.open < self.server.most_for_calls()).then_some(silent);
+        let has_room = state.open < self.server.most_for_calls();
+        // Before a connection is closed, which needs the lock.
         drop(state);
-        let outdated = outdated.into_iter().map(|(_, session)| self.test(session).boxed());
-        for test in silent.into_iter().chain(outdated) {
-            tokio::spawn(timeout(self.connections().store_timeout, test));
+        let outdated = outdated.into_iter().map(|(_, session)| self.test(session));
+        for test in outdated.chain(has_room.then_some(silent)) {
+            let (pool, limit) = (self.clone(), self.connections().store_timeout);
+            let end = async move { timeout(limit, pool.opened.notified()).await };
+            tokio::spawn(select(end.boxed(), test).map(drop));
         }
     }
 
@@ -382,12 +385,6 @@ impl<S: Server> Checkout<S> {
         }
         self.is_settled = true;
         outcome
-    }
-
-    async fn is_usable(&mut self) -> bool {
-        let Some(session) = &mut self.session else { return false };
-        let connection = session.connection().clone();
-        connection.is_usable(session.ping()).await && session.check_before_use().await
     }
 }
 

@@ -343,10 +343,7 @@ impl Cluster {
             match tokio::time::timeout(self.limit() / 4, call).await {
                 Ok(Ok(ranges)) if ranges.is_empty() => Err(Failure::Unserved),
                 Ok(answer) => answer,
-                Err(_) => Err(Failure::connect(
-                    &at.into(),
-                    io::Error::from(io::ErrorKind::TimedOut).into(),
-                )),
+                Err(late) => Err(Failure::connect(&at.into(), io::Error::from(late).into())),
             }
         });
         majority_of(asking).await.map_err(|failures| {

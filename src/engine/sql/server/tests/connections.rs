@@ -207,29 +207,34 @@ pub(in crate::engine::sql) async fn idle_connections_are_closed<D: TestDatabase>
 
 /// A network path drops the packets of all connections, after a packet that took long.
 pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestDatabase>(database: &mut D) {
-    let proxy = Proxy::start(database.url()).await;
-    let engine = database.open(&proxy.url).await;
-    let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
-    let mut checkouts = Vec::new();
-    for _ in 0..4 {
-        checkouts.push(pool.checkout().await.unwrap());
+    for is_full in [false, true] {
+        let proxy = Proxy::start(database.url()).await;
+        let engine = database.open(&proxy.url).await;
+        let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+        let mut checkouts = Vec::new();
+        for _ in 0..4 {
+            checkouts.push(pool.checkout().await.unwrap());
+        }
+        let mut used = checkouts.remove(0);
+        let connection = used.session().unwrap().connection().clone();
+        let slow = async {
+            tokio::time::sleep(Duration::from_millis(2500)).await;
+            Ok(())
+        };
+        connection.within_limit(slow).await.unwrap();
+        proxy.drop_packets();
+        let silence = connection
+            .within(Duration::from_millis(500), used.session().unwrap().ping())
+            .await;
+        drop(checkouts);
+        if !is_full {
+            assert!(used.settle(silence).is_err());
+        }
+        let mut new = pool.checkout().await.unwrap();
+        let answer = new.session().unwrap().ping().await;
+        assert!(new.settle(answer).is_ok());
+        drop(used);
     }
-    let mut used = checkouts.remove(0);
-    let connection = used.session().unwrap().connection().clone();
-    let slow = async {
-        tokio::time::sleep(Duration::from_millis(2500)).await;
-        Ok(())
-    };
-    connection.within_limit(slow).await.unwrap();
-    proxy.drop_packets();
-    let silence = connection
-        .within(Duration::from_millis(500), used.session().unwrap().ping())
-        .await;
-    assert!(used.settle(silence).is_err());
-    drop((used, checkouts));
-    let mut new = pool.checkout().await.unwrap();
-    let answer = new.session().unwrap().ping().await;
-    assert!(new.settle(answer).is_ok());
 }
 
 /// A pooler whose new connections hang has an open one that answers its test late, after another one was silent.
