@@ -233,8 +233,7 @@ impl EngineError {
     }
 }
 
-/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration. Used
-/// for SQLite and the start of the runtime. Each engine of a server has its own list.
+/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration.
 ///
 /// # Behavior
 /// True for connections that were refused, reset or timed out, for names of hosts that were not resolved, and for resources that
@@ -242,6 +241,10 @@ impl EngineError {
 /// address, and for invalid data (rustls reports its errors with this kind).
 pub fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
+    // EPERM: a firewall refuses the connection. In Kubernetes with Cilium also a service without a pod that is ready.
+    if cfg!(unix) && error.raw_os_error() == Some(1) {
+        return true;
+    }
     !matches!(
         error.kind(),
         Kind::PermissionDenied
@@ -293,8 +296,8 @@ mod tests {
         ] {
             assert!(is_passing(&passing.into()), "{passing}");
         }
-        // ENFILE, EMFILE, ENOBUFS on Linux.
-        for passing in [23, 24, 105] {
+        // EPERM, ENFILE, EMFILE, ENOBUFS on Linux.
+        for passing in [1, 23, 24, 105] {
             let error = io::Error::from_raw_os_error(passing);
             assert!(is_passing(&error), "{error}");
         }

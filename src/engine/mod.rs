@@ -45,6 +45,8 @@ pub mod redis;
 pub mod sql;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 mod tls;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+mod url_options;
 mod warnings;
 
 pub use config::{EngineConfig, Settings, TlsFiles, connect};

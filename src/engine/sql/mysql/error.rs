@@ -7,6 +7,7 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
 use crate::engine::tls::CertificateFault;
+use crate::error::is_passing;
 
 /// The text of the driver's error for a server without TLS.
 const NO_TLS: &str = "does not support TLS";
@@ -87,8 +88,11 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
             None => (Kind::Permanent, database.message().to_owned()),
         },
         Error::Io(cause) => {
-            let is_permanent = is_tls(error) || cause.kind() == io::ErrorKind::InvalidInput;
-            let kind = if is_permanent { Kind::Permanent } else { Kind::Broken };
+            let kind = if is_passing(cause) {
+                Kind::Broken
+            } else {
+                Kind::Permanent
+            };
             (kind, with_advice(causes(error), of_certificate(cause)))
         }
         Error::Configuration(cause) if cause.to_string().starts_with("RSA") => (Kind::Permanent, NEEDS_TLS.to_owned()),
@@ -204,9 +208,9 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_connection_without_a_file_descriptor_can_be_tried_again() {
-        for errno in [23, 24] {
+        for (errno, expected) in [(23, Kind::Broken), (24, Kind::Broken), (20, Kind::Permanent)] {
             let (kind, message) = kind_of(&Error::Io(io::Error::from_raw_os_error(errno)));
-            assert_eq!(kind, Kind::Broken, "{message}");
+            assert_eq!(kind, expected, "{message}");
         }
     }
 

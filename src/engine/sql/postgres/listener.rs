@@ -12,6 +12,7 @@ use super::session::{PostgresServer, PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::ledger::{Content, Notification};
+use crate::engine::sql::server::connection::TEST_TIMEOUT;
 use crate::engine::sql::server::pool::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
@@ -80,7 +81,8 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters) -> 
         let received = tokio::select! {
             received = timeout(LISTENER_KEPT, notifications.recv()) => received,
             () = session.connection.outdated() => {
-                if session.connection.is_usable(session.execute("")).await {
+                let test = session.connection.is_usable(session.execute(""));
+                if timeout(TEST_TIMEOUT, test).await == Ok(true) {
                     continue;
                 }
                 Ok(None)

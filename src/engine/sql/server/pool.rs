@@ -9,13 +9,13 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, FutureExt, select};
 use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::connection::Connections;
+use super::connection::{Connections, TEST_TIMEOUT};
 use super::error::{Failure, Kind};
 use super::{Outcome, Server, Session};
 use crate::event_loop::unless_it_panics;
@@ -32,16 +32,18 @@ const IDLE: Duration = Duration::from_secs(10);
 /// The connections of an engine, without one that listens.
 pub(super) struct Pool {
     server: Arc<dyn Server>,
-    state: Mutex<State<Box<dyn Session>>>,
+    state: Mutex<State>,
     /// Notifies waiting tasks.
     changes: watch::Sender<()>,
+    /// Notifies the tests of silent connections that a new one is open.
+    opened: Notify,
     closed: CancellationToken,
     _closing: DropGuard,
 }
 
-struct State<C> {
+struct State {
     /// Connections without a task, and since when. The last one is used next.
-    idle: Vec<(Instant, C)>,
+    idle: Vec<(Instant, Box<dyn Session>)>,
     /// The number of open connections, with those in use.
     open: usize,
     is_opening: bool,
@@ -57,8 +59,8 @@ struct State<C> {
 }
 
 /// What a waiting task does next.
-enum Next<C> {
-    Use(C),
+enum Next {
+    Use(Box<dyn Session>),
     Fail(Failure),
     /// Waits for a change, or until then.
     Wait(Option<Instant>),
@@ -137,6 +139,7 @@ impl Pool {
                 next_ticket: 0,
             }),
             changes: watch::Sender::default(),
+            opened: Notify::new(),
             _closing: closed.clone().drop_guard(),
             closed,
         })
@@ -160,10 +163,8 @@ impl Pool {
                 true => "and no other one could be opened",
                 false => "the maximum",
             };
-            let message = format!(
-                "no free connection within {} ms: {open} in use, {others}",
-                limit.as_millis()
-            );
+            let ms = limit.as_millis();
+            let message = format!("no free connection within {ms} ms: {open} in use, {others}");
             Failure::new(connections, Kind::Refused, message)
         };
         Err(failure.not_sent())
@@ -182,32 +183,24 @@ impl Pool {
             changes.mark_unchanged();
             match self.next(ticket.number, &mut failures) {
                 Next::Use(session) => {
-                    let mut checkout = Checkout {
-                        pool: self.clone(),
-                        session: Some(session),
-                        is_settled: false,
-                    };
-                    if checkout.is_usable().await {
-                        checkout.is_settled = true;
-                        return Ok(checkout);
+                    let mut test = self.test(session);
+                    match timeout(TEST_TIMEOUT, &mut test).await {
+                        Ok(Some(checkout)) => return Ok(checkout),
+                        Ok(None) => {}
+                        Err(_) => self.test_beside(test),
                     }
-                    drop(checkout);
-                    self.close_outdated();
                     self.state.lock().waiting.push_front(ticket.number);
                 }
                 Next::Fail(failure) => return Err(failure),
                 // The sender lives as long as the pool.
                 Next::Wait(None) => _ = changes.changed().await,
-                Next::Wait(Some(until)) => tokio::select! {
-                    _ = changes.changed() => {}
-                    () = sleep_until(until) => {}
-                },
+                Next::Wait(Some(until)) => _ = timeout_at(until, changes.changed()).await,
             }
         }
     }
 
     /// Returns what the task with this ticket does next. `failures`: the number of failures that it need not report.
-    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next<Box<dyn Session>> {
+    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next {
         let mut state = self.state.lock();
         if state.waiting.front() == Some(&ticket)
             && let Some((_, session)) = state.idle.pop()
@@ -254,6 +247,7 @@ impl Pool {
             Ok(session) => {
                 state.open += 1;
                 drop(state);
+                self.opened.notify_waiters();
                 self.keep(session);
             }
             Err(failure) => {
@@ -281,15 +275,36 @@ impl Pool {
         }
     }
 
-    /// Closes the idle connections that would need a test, because another one has failed it: one after the other, the tests
-    /// would take the time of the tasks that wait.
-    fn close_outdated(&self) {
+    /// Tests a connection. `None`: it cannot be used, and is closed.
+    fn test(self: &Arc<Self>, session: Box<dyn Session>) -> BoxFuture<'static, Option<Checkout>> {
+        let mut checkout = Checkout {
+            pool: self.clone(),
+            session: Some(session),
+            is_settled: false,
+        };
+        Box::pin(async move {
+            let session = checkout.session.as_mut()?;
+            let connection = session.connection().clone();
+            checkout.is_settled = connection.is_usable(session.ping()).await && session.check_before_use().await;
+            checkout.is_settled.then_some(checkout)
+        })
+    }
+
+    /// Continues the test of a silent connection until another one is open, for the store timeout at most: it may be the only one that
+    /// works. Tests the idle ones that need it at the same time. Closes the silent one if no other one can be opened beside it.
+    fn test_beside(self: &Arc<Self>, silent: BoxFuture<'static, Option<Checkout>>) {
         let mut state = self.state.lock();
         let is_outdated = |(_, session): &mut (Instant, Box<dyn Session>)| session.connection().is_outdated();
         let outdated: Vec<_> = state.idle.extract_if(.., is_outdated).collect();
-        state.open -= outdated.len();
+        let has_room = state.open < self.server.most_for_calls();
+        // Before a connection is closed, which needs the lock.
         drop(state);
-        drop(outdated);
+        let outdated = outdated.into_iter().map(|(_, session)| self.test(session));
+        for test in outdated.chain(has_room.then_some(silent)) {
+            let (pool, limit) = (self.clone(), self.connections().store_timeout);
+            let end = async move { timeout(limit, pool.opened.notified()).await };
+            tokio::spawn(select(end.boxed(), test).map(drop));
+        }
     }
 
     /// Records the end of a connection.
@@ -326,10 +341,10 @@ async fn close_idle(pool: Weak<Pool>) {
     }
 }
 
-impl<C> State<C> {
+impl State {
     /// Removes connections that are idle for [`IDLE`], except the last one. Returns them, and when the next one may be idle for
     /// that long. `None`: there is only one.
-    fn expired(&mut self) -> (Vec<C>, Option<Instant>) {
+    fn expired(&mut self) -> (Vec<Box<dyn Session>>, Option<Instant>) {
         let now = Instant::now();
         let expired = self.idle.iter().take_while(|(since, _)| *since + IDLE <= now).count();
         let closed = expired.min(self.open.saturating_sub(1));
@@ -370,12 +385,6 @@ impl Checkout {
         }
         self.is_settled = true;
         outcome
-    }
-
-    async fn is_usable(&mut self) -> bool {
-        let Some(session) = &mut self.session else { return false };
-        let connection = session.connection().clone();
-        connection.is_usable(session.ping()).await && session.check_before_use().await
     }
 }
 

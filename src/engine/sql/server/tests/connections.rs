@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
+use super::super::Outcome;
 use super::super::pool::{Pool, open};
 use super::*;
 use crate::engine::contract::PAGE;
@@ -206,29 +207,54 @@ pub(in crate::engine::sql) async fn idle_connections_are_closed<D: TestDatabase>
 
 /// A network path drops the packets of all connections, after a packet that took long.
 pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestDatabase>(database: &mut D) {
-    let proxy = Proxy::start(database.url()).await;
+    for is_full in [false, true] {
+        let proxy = Proxy::start(database.url()).await;
+        let engine = database.open(&proxy.url).await;
+        let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+        let mut checkouts = Vec::new();
+        for _ in 0..4 {
+            checkouts.push(pool.checkout().await.unwrap());
+        }
+        let mut used = checkouts.remove(0);
+        let connection = used.session().unwrap().connection().clone();
+        let slow = async {
+            tokio::time::sleep(Duration::from_millis(2500)).await;
+            Ok(())
+        };
+        connection.within_limit(slow).await.unwrap();
+        proxy.drop_packets();
+        let silence = connection
+            .within(Duration::from_millis(500), used.session().unwrap().ping())
+            .await;
+        drop(checkouts);
+        if !is_full {
+            assert!(used.settle(silence).is_err());
+        }
+        let mut new = pool.checkout().await.unwrap();
+        let answer = new.session().unwrap().ping().await;
+        assert!(new.settle(answer).is_ok());
+        drop(used);
+    }
+}
+
+/// A pooler whose new connections hang has an open one that answers its test late, after another one was silent.
+pub(in crate::engine::sql) async fn a_connection_with_a_late_answer_is_used_while_new_ones_hang<D: TestDatabase>(
+    database: &mut D,
+) {
+    let proxy = Proxy::delayed(database.url(), Duration::from_millis(300)).await;
     let engine = database.open(&proxy.url).await;
     let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
-    let mut checkouts = Vec::new();
-    for _ in 0..4 {
-        checkouts.push(pool.checkout().await.unwrap());
-    }
-    let mut used = checkouts.remove(0);
+    let mut used = pool.checkout().await.unwrap();
+    drop(pool.checkout().await.unwrap());
+    proxy.hang_after(D::LOGIN_PACKETS);
     let connection = used.session().unwrap().connection().clone();
-    let slow = async {
-        tokio::time::sleep(Duration::from_millis(2500)).await;
-        Ok(())
-    };
-    connection.within_limit(slow).await.unwrap();
-    proxy.drop_packets();
-    let silence = connection
-        .within(Duration::from_millis(500), used.session().unwrap().ping())
-        .await;
+    connection.within_limit(used.session().unwrap().ping()).await.unwrap();
+    let silence = connection.within(Duration::from_millis(500), std::future::pending::<Outcome<()>>());
+    let silence = silence.await;
     assert!(used.settle(silence).is_err());
-    drop((used, checkouts));
-    let mut new = pool.checkout().await.unwrap();
-    let answer = new.session().unwrap().ping().await;
-    assert!(new.settle(answer).is_ok());
+    let mut late = pool.checkout().await.unwrap();
+    let answer = late.session().unwrap().ping().await;
+    assert!(late.settle(answer).is_ok());
 }
 
 pub(in crate::engine::sql) async fn a_call_that_gets_no_connection_is_told_which_there_are<D: TestDatabase>(

@@ -34,7 +34,7 @@ macro_rules! server_tests {
             // connections.rs
             an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped, each_connection_is_opened_again_when_it_ends_alone,
             new_connections_that_hang_delay_no_call, calls_share_the_connections_that_are_allowed, idle_connections_are_closed,
-            silent_connections_delay_no_new_one, a_call_that_gets_no_connection_is_told_which_there_are,
+            silent_connections_delay_no_new_one, a_connection_with_a_late_answer_is_used_while_new_ones_hang, a_call_that_gets_no_connection_is_told_which_there_are,
             // distant.rs
             callers_with_a_short_timeout_do_not_fail_the_calls_of_others, a_statement_to_a_distant_server_takes_all_calls,
             // queue.rs
