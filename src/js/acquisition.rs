@@ -39,12 +39,7 @@ impl PendingAcquisition {
     fn start_with(self, env: &Env, bridge: &Rc<Bridge>, options: Arc<AcquireOptions>) {
         let token = self.cancellation.as_ref().map(|(_, token)| token.clone());
         let acquiring = self.locks.acquire(self.names.clone(), options, token);
-        if self.is_in_background {
-            return bridge.call_in_background(acquiring, move |env, bridge, outcome| {
-                self.received(env, bridge, outcome)
-            });
-        }
-        bridge.call(env, acquiring, move |env, bridge, outcome| {
+        bridge.call(env, self.is_in_background, acquiring, move |env, bridge, outcome| {
             self.received(env, bridge, outcome)
         });
     }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, TryStreamExt};
 use sqlx::mysql::{MySqlArguments, MySqlConnection, MySqlQueryResult, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either, Executor as _, SqlSafeStr as _};
 use tokio::time::{Instant, timeout};
@@ -203,7 +203,7 @@ impl MysqlSession {
         let (killing, limit) = (server.clone(), server.connections.store_timeout);
         let cancel = move || {
             let (server, thread) = (killing.clone(), thread.clone());
-            tokio::spawn(async move { timeout(limit, server.kill_statement(&thread)).await.is_ok() })
+            tokio::spawn(async move { timeout(limit, server.kill_statement(&thread)).await.is_ok() }.boxed())
         };
         Ok(MysqlSession {
             server: server.clone(),
