@@ -196,10 +196,10 @@ impl Worker {
 
     /// Executes each job in its own transaction, attempts last. If one finds a lock, those that are left after [`RETRY`] are executed with the
     /// next retry.
-    async fn execute_alone(&mut self, mut batch: Vec<WaitingJob>) {
-        batch.sort_by_key(WaitingJob::is_attempt);
+    async fn execute_alone(&mut self, batch: Vec<WaitingJob>) {
+        let (attempts, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(WaitingJob::is_attempt);
         let (began, mut has_found_lock, mut later) = (Instant::now(), false, Vec::new());
-        for job in batch {
+        for job in others.into_iter().chain(attempts) {
             for mut job in self.park_blocked(vec![job]) {
                 if has_found_lock && began.elapsed() >= RETRY {
                     later.push(job);
