@@ -162,6 +162,7 @@ describe('a path on which no retry can open a socket is a final error', { skip: 
     `redis+unix://${file}/sock`,
     `postgres:///app?host=${encodeURIComponent(`${file}/folder`)}`,
     `mysql://h/app?socket=${encodeURIComponent(`${file}/sock`)}`,
+    `mongodb://${encodeURIComponent(`${file}/mongodb.sock`)}/app`,
   ]) {
     it(url.split(':')[0], async () => {
       const error = await rejects(LockService.connect(url, { storeTimeoutMs: 1000 }), 'LOCK_STORE', {

@@ -136,12 +136,12 @@ for (const kind of SERVER_KINDS) {
 
       test('the error of a wait says that the store was silent at its end', async ({ proxy, direct, ...fixture }) => {
         const { locks } = await prepare(fixture)
-        const waiter = rejects(locks.acquire('held', { waitMs: 1000 }), 'LOCK_TIMEOUT')
+        const waiter = rejects(locks.acquire('held', { waitMs: 5000 }), 'LOCK_TIMEOUT')
         await waiting(locks, 1)
         proxy.freeze()
         const { message, holder } = await waiter
         assert.equal(holder, null)
-        assert.match(message, /was still busy after 1000 ms: its holder is not known \(\w+: inspect failed: .*:\d+/)
+        assert.match(message, /was still busy after 5000 ms: its holder is not known \(\w+: inspect failed: .*:\d+/)
         proxy.resume()
         for (const name of ['held', 'gist']) await direct.forceRelease(name)
         await assertNothingLeft(direct)

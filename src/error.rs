@@ -241,10 +241,6 @@ impl EngineError {
 /// address, and for invalid data (rustls reports its errors with this kind).
 pub fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
-    // EPERM: a firewall refuses the connection. In Kubernetes with Cilium also a service without a pod that is ready.
-    if cfg!(unix) && error.raw_os_error() == Some(1) {
-        return true;
-    }
     !matches!(
         error.kind(),
         Kind::PermissionDenied
@@ -257,6 +253,12 @@ pub fn is_passing(error: &io::Error) -> bool {
             | Kind::NotADirectory
             | Kind::IsADirectory
     )
+}
+
+/// Like [`is_passing`], for an error of a connection. True for EPERM, too: a firewall refuses the connection, in Kubernetes with Cilium
+/// also where a service has no pod that is ready.
+pub fn is_passing_of_network(error: &io::Error) -> bool {
+    is_passing(error) || cfg!(unix) && error.raw_os_error() == Some(1)
 }
 
 #[cfg(test)]
@@ -296,11 +298,17 @@ mod tests {
         ] {
             assert!(is_passing(&passing.into()), "{passing}");
         }
-        // EPERM, ENFILE, EMFILE, ENOBUFS on Linux.
-        for passing in [1, 23, 24, 105] {
+        // ENFILE, EMFILE, ENOBUFS on Linux.
+        for passing in [23, 24, 105] {
             let error = io::Error::from_raw_os_error(passing);
             assert!(is_passing(&error), "{error}");
         }
+        let refused = || io::Error::from_raw_os_error(1);
+        assert!(
+            is_passing_of_network(&refused()) && !is_passing(&refused()),
+            "{}",
+            refused()
+        );
         assert!(is_passing(&io::Error::other("failed to lookup address information")));
         for lasting in [
             Kind::PermissionDenied,

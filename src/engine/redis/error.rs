@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError};
 
 use super::advice::{Kind, WrongServer, explain, explain_sentinel, tls_error, without_arguments};
-use crate::error::{EngineError, is_passing};
+use crate::error::{EngineError, is_passing_of_network};
 
 /// The engine's name in errors.
 pub(super) const ENGINE: &str = "redis";
@@ -268,7 +268,11 @@ pub(super) fn at(address: &str) -> impl FnOnce(RedisError) -> RedisError {
         if error.kind() != ErrorKind::Io || !passes(&error) {
             return error;
         }
-        let kind = io_error(&error).map_or(io::ErrorKind::BrokenPipe, io::Error::kind);
+        let kind = match io_error(&error).map_or(io::ErrorKind::BrokenPipe, io::Error::kind) {
+            // It passes by its number, which the new error has not.
+            io::ErrorKind::PermissionDenied => io::ErrorKind::Other,
+            kind => kind,
+        };
         io::Error::new(kind, format!("{error} ({address})")).into()
     }
 }
@@ -306,7 +310,7 @@ fn code(error: &RedisError) -> &str {
 pub(super) fn passes(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Io => match io_error(error) {
-            Some(io) => is_passing(io),
+            Some(io) => is_passing_of_network(io),
             // Without a cause it is a broken connection, reported by the driver or by this engine; else a problem of the
             // system's certificates.
             None => error.source().is_none(),

@@ -20,10 +20,11 @@ pub(super) mod pool;
 pub(super) mod server_monitor;
 pub(super) mod session;
 
-/// Runs a command in the database of a collection.
+/// Runs a command in the database of a collection. The driver does not repeat it.
 ///
 /// # Why
-/// For rare reads and set-up. Each operation of the driver with a type of its own makes the addon some 30 KB larger.
+/// For what `connect` does: its callers repeat that. Each operation of the driver with a type of its own makes the addon some 30 KB
+/// larger.
 pub(crate) async fn run(locks: &Collection<Document>, command: Document) -> Outcome<Document> {
     let database = locks.client().database(&locks.namespace().db);
     Ok(database.run_command(command).await?)

@@ -7,7 +7,7 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
 use crate::engine::tls::CertificateFault;
-use crate::error::is_passing;
+use crate::error::is_passing_of_network;
 
 /// The text of the driver's error for a server without TLS.
 const NO_TLS: &str = "does not support TLS";
@@ -88,7 +88,7 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
             None => (Kind::Permanent, database.message().to_owned()),
         },
         Error::Io(cause) => {
-            let kind = if is_passing(cause) {
+            let kind = if is_passing_of_network(cause) {
                 Kind::Broken
             } else {
                 Kind::Permanent
@@ -133,10 +133,13 @@ fn text_of(number: u16, message: &str) -> String {
         3159 => Some(INSECURE),
         _ => None,
     };
-    // The text of a syntax error (1064) repeats a part of the statement, which has names and metadata.
-    let shown = message.split(" near '").next().unwrap_or_default();
-    let shown = if number == 1064 { shown } else { message };
-    with_advice(format!("{shown} [{number}]"), advice)
+    // The server's text repeats a part of the statement, which has names and metadata.
+    let message = if number == 1064 {
+        "the server cannot parse a statement of holdfast"
+    } else {
+        message
+    };
+    with_advice(format!("{message} [{number}]"), advice)
 }
 
 /// Maps the number of an error (<https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html>,
@@ -228,10 +231,15 @@ mod tests {
         assert!(text_of(1045, "Access denied").contains("[1045] (check the user name and the password"));
         assert!(text_of(1046, "No database selected").contains("[1046] (name the database in the URL"));
         assert_eq!(text_of(1062, "Duplicate entry"), "Duplicate entry [1062]");
-        let repeats =
-            "You have an error in your SQL syntax; check the manual for the right syntax to use near 'job:7' at line 1";
-        let shown = "You have an error in your SQL syntax; check the manual for the right syntax to use [1064]";
-        assert_eq!(text_of(1064, repeats), shown);
+        for repeats in [
+            "You have an error in your SQL syntax near 'job:7' at line 1",
+            "Fehler bei 'job:7' in Zeile 1",
+        ] {
+            assert_eq!(
+                text_of(1064, repeats),
+                "the server cannot parse a statement of holdfast [1064]"
+            );
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio_postgres::error::{DbError, SqlState};
 
 use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
 use crate::engine::tls::CertificateFault;
-use crate::error::is_passing;
+use crate::error::is_passing_of_network;
 
 /// Returns what follows from an error, and its text.
 pub(super) fn kind_of(error: &Error) -> (Kind, String) {
@@ -53,7 +53,7 @@ fn kind_of_error(error: &Error) -> Kind {
         return Kind::Broken;
     }
     match io_error(error) {
-        Some(io) if is_passing(io) => Kind::Broken,
+        Some(io) if is_passing_of_network(io) => Kind::Broken,
         // For example a missing password, or a server without TLS.
         _ => Kind::Permanent,
     }

@@ -13,7 +13,7 @@ use super::statements::Sql;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::ledger::{Content, Notification};
 use crate::engine::sql::server::connection::TEST_TIMEOUT;
-use crate::engine::sql::server::pool::connected;
+use crate::engine::sql::server::connection::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
 use crate::model::Fence;

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Outcome;
 use super::error::{Failure, Kind};
+use super::{Outcome, Server, Session};
 use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::event_loop::{EventLoop, Task};
 
@@ -23,7 +23,7 @@ const MAX_CANCELLATIONS: usize = 6;
 
 /// How long statements on an outdated connection may still run before they are cancelled.
 const OUTDATED_GRACE: Duration = Duration::from_millis(100);
-/// How long a connection has to answer a test. Not longer if packets are slow: they may have waited for locks.
+/// After this time the test of a connection goes on beside a new one. Not longer if packets are slow: they may have waited for locks.
 pub(in crate::engine::sql) const TEST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the connections of an engine share.
@@ -229,7 +229,7 @@ impl Connection {
         };
         self.supervise(limit, pin!(statements)).await?;
         // There is an outcome if there is no failure.
-        answer.unwrap_or_else(|| Err(Failure::panicked(&self.connections)))
+        answer.unwrap_or_else(|| Err(Failure::unexpected(&self.connections, "no outcome")))
     }
 
     /// Waits for the end of statements, which is the kind of their failure. Fails if their outcome does not count.
@@ -280,5 +280,41 @@ impl Connection {
         }
         self.outdate_others(waited);
         unanswered(Kind::Broken)
+    }
+}
+
+/// Opens a connection within the store timeout, without its set-up.
+pub(in crate::engine::sql) async fn connected<C>(
+    connections: &Connections,
+    connecting: impl Future<Output = Outcome<C>>,
+) -> Outcome<C> {
+    let limit = connections.store_timeout;
+    let opened = timeout(limit, connecting).await;
+    let opened = opened.unwrap_or_else(|_| {
+        let silence = Failure::unanswered(connections, limit, Kind::Broken);
+        Err(match connections.have_answered() {
+            true => silence,
+            false => silence.with_advice("check the host and the port, where another kind of server may be"),
+        })
+    });
+    opened.map_err(Failure::not_sent)
+}
+
+/// Opens a connection within the store timeout. Creates the tables if they are missing.
+pub(in crate::engine::sql) async fn open(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
+    let (connections, limit) = (server.connections(), server.connections().store_timeout);
+    let mut session = connected(connections, server.clone().connect()).await?;
+    if let Ok(ready) = timeout(limit, session.set_up()).await {
+        return ready.map(|()| session).map_err(Failure::not_sent);
+    }
+    drop(session.connection().cancel());
+    Err(Failure::unanswered(connections, limit, Kind::Broken).not_sent())
+}
+
+/// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
+pub(in crate::engine::sql) async fn open_first(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
+    match open(server).await {
+        Err(failure) if failure.kind() == Kind::Pooled => open(server).await,
+        opened => opened,
     }
 }

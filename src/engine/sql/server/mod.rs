@@ -20,9 +20,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use self::connection::{Connection, Connections};
+use self::connection::{Connection, Connections, open_first};
 use self::error::Failure;
-use self::pool::{Pool, open_first};
+use self::pool::Pool;
 use self::single::{Shared, SingleWorker, Timers};
 use self::single_calls::{Attempt, Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges};
 use self::transaction::{Plan, Prefix};
@@ -59,7 +59,7 @@ pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 /// The lock timeout of an attempt that may wait for a lock that cannot be read (`worker.rs`).
 pub(super) const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
 
-/// The server of one store.
+/// The server of one store. (`Any`: the tests of a dialect use its own type.)
 #[async_trait]
 pub(in crate::engine::sql) trait Server: Any + Send + Sync {
     /// Returns the size of single statements.

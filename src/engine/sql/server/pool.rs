@@ -9,13 +9,14 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, FutureExt, select};
+use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::connection::{Connections, TEST_TIMEOUT};
+use super::connection::{Connections, TEST_TIMEOUT, open};
 use super::error::{Failure, Kind};
 use super::{Outcome, Server, Session};
 use crate::event_loop::unless_it_panics;
@@ -36,7 +37,7 @@ pub(super) struct Pool {
     /// Notifies waiting tasks.
     changes: watch::Sender<()>,
     /// Notifies the tests of silent connections that a new one is open.
-    opened: Notify,
+    openings: watch::Sender<()>,
     closed: CancellationToken,
     _closing: DropGuard,
 }
@@ -86,42 +87,6 @@ pub(super) struct Checkout {
     is_settled: bool,
 }
 
-/// Opens a connection within the store timeout, without its set-up.
-pub(in crate::engine::sql) async fn connected<C>(
-    connections: &Connections,
-    connecting: impl Future<Output = Outcome<C>>,
-) -> Outcome<C> {
-    let limit = connections.store_timeout;
-    let opened = timeout(limit, connecting).await;
-    let opened = opened.unwrap_or_else(|_| {
-        let silence = Failure::unanswered(connections, limit, Kind::Broken);
-        Err(match connections.have_answered() {
-            true => silence,
-            false => silence.with_advice("check the host and the port, where another kind of server may be"),
-        })
-    });
-    opened.map_err(Failure::not_sent)
-}
-
-/// Opens a connection within the store timeout. Creates the tables if they are missing.
-pub(in crate::engine::sql) async fn open(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
-    let (connections, limit) = (server.connections(), server.connections().store_timeout);
-    let mut session = connected(connections, server.clone().connect()).await?;
-    if let Ok(ready) = timeout(limit, session.set_up()).await {
-        return ready.map(|()| session).map_err(Failure::not_sent);
-    }
-    drop(session.connection().cancel());
-    Err(Failure::unanswered(connections, limit, Kind::Broken).not_sent())
-}
-
-/// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
-pub(in crate::engine::sql) async fn open_first(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
-    match open(server).await {
-        Err(failure) if failure.kind() == Kind::Pooled => open(server).await,
-        opened => opened,
-    }
-}
-
 impl Pool {
     /// Creates the pool of an engine with its first connection.
     pub(super) fn new(server: Arc<dyn Server>, first: Box<dyn Session>) -> Arc<Self> {
@@ -139,7 +104,7 @@ impl Pool {
                 next_ticket: 0,
             }),
             changes: watch::Sender::default(),
-            opened: Notify::new(),
+            openings: watch::Sender::default(),
             _closing: closed.clone().drop_guard(),
             closed,
         })
@@ -183,11 +148,8 @@ impl Pool {
             changes.mark_unchanged();
             match self.next(ticket.number, &mut failures) {
                 Next::Use(session) => {
-                    let mut test = self.test(session);
-                    match timeout(TEST_TIMEOUT, &mut test).await {
-                        Ok(Some(checkout)) => return Ok(checkout),
-                        Ok(None) => {}
-                        Err(_) => self.test_beside(test),
+                    if let Some(checkout) = self.tested(session).await {
+                        return Ok(checkout);
                     }
                     self.state.lock().waiting.push_front(ticket.number);
                 }
@@ -247,7 +209,7 @@ impl Pool {
             Ok(session) => {
                 state.open += 1;
                 drop(state);
-                self.opened.notify_waiters();
+                self.openings.send_replace(());
                 self.keep(session);
             }
             Err(failure) => {
@@ -290,21 +252,48 @@ impl Pool {
         })
     }
 
-    /// Continues the test of a silent connection until another one is open, for the store timeout at most: it may be the only one that
-    /// works. Tests the idle ones that need it at the same time. Closes the silent one if no other one can be opened beside it.
-    fn test_beside(self: &Arc<Self>, silent: BoxFuture<'static, Option<Checkout>>) {
-        let mut state = self.state.lock();
-        let is_outdated = |(_, session): &mut (Instant, Box<dyn Session>)| session.connection().is_outdated();
-        let outdated: Vec<_> = state.idle.extract_if(.., is_outdated).collect();
-        let has_room = state.open < self.server.most_for_calls();
-        // Before a connection is closed, which needs the lock.
-        drop(state);
-        let outdated = outdated.into_iter().map(|(_, session)| self.test(session));
-        for test in outdated.chain(has_room.then_some(silent)) {
-            let (pool, limit) = (self.clone(), self.connections().store_timeout);
-            let end = async move { timeout(limit, pool.opened.notified()).await };
-            tokio::spawn(select(end.boxed(), test).map(drop));
+    /// Tests a connection for [`TEST_TIMEOUT`]. `None`: it cannot be used yet. Then the test goes on, beside tests of the idle ones.
+    async fn tested(self: &Arc<Self>, session: Box<dyn Session>) -> Option<Checkout> {
+        let mut test = self.test(session);
+        if let Some(tested) = (&mut test).now_or_never() {
+            return tested;
         }
+        if let Ok(tested) = timeout(TEST_TIMEOUT, self.test_beside(test)).await {
+            return tested.ok().flatten();
+        }
+        let is_outdated = |(_, session): &mut (Instant, Box<dyn Session>)| session.connection().is_outdated();
+        let outdated: Vec<_> = self.state.lock().idle.extract_if(.., is_outdated).collect();
+        for (_, session) in outdated {
+            drop(self.test_beside(self.test(session)));
+        }
+        None
+    }
+
+    /// Goes on with a test in a task, also if its caller is dropped: the connection may be the only one that works. A silent one is closed
+    /// when another one is open, at the latest after the store timeout, or after half of it if there is no room for another one.
+    fn test_beside(self: &Arc<Self>, test: BoxFuture<'static, Option<Checkout>>) -> JoinHandle<Option<Checkout>> {
+        let has_room = self.state.lock().open < self.server.most_for_calls();
+        let limit = self.connections().store_timeout / if has_room { 1 } else { 2 };
+        let (mut openings, closed) = (self.openings.subscribe(), self.closed.clone());
+        let end = async move {
+            sleep(TEST_TIMEOUT).await;
+            // An opening since the beginning counts.
+            let _ = timeout(limit.saturating_sub(TEST_TIMEOUT), openings.changed()).await;
+        };
+        let testing = async move {
+            tokio::select! {
+                biased;
+                tested = test => tested,
+                () = closed.cancelled() => None,
+                () = end => None,
+            }
+        };
+        tokio::spawn(testing.boxed())
+    }
+
+    /// Ends what goes on beside the calls.
+    pub(super) fn close(&self) {
+        self.closed.cancel();
     }
 
     /// Records the end of a connection.

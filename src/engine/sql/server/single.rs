@@ -142,8 +142,10 @@ impl SingleWorker {
     /// Executes jobs until the last sender is gone, then closes the connections.
     pub(super) async fn run(self, jobs: Receiver) {
         serve(&self.shared, self.checks, jobs).await;
+        let pool = self.shared.pool.clone();
         drop(self.shared);
         self.worker.ended().await;
+        pool.close();
     }
 }
 

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use super::super::session::Values;
 use super::super::statements::Sql;
 use super::*;
-use crate::engine::sql::server::pool::{self, open_first};
+use crate::engine::sql::server::connection::{self, open_first};
 use crate::engine::{Credentials, Login};
 use crate::error::EngineError;
 
@@ -49,7 +49,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     let any: Arc<dyn Server> = server.clone();
     let first: PostgresSession = session_of(open_first(&any).await.unwrap());
     assert_eq!(first.prepared(), server.statements.all().len());
-    let second: PostgresSession = session_of(pool::open(&any).await.unwrap());
+    let second: PostgresSession = session_of(connection::open(&any).await.unwrap());
     assert_eq!(second.prepared(), 0);
     let names: &[&[u8]] = &[b"n"];
     let values: &Values<'_> = &[&names, &"", &1_i64];
@@ -64,7 +64,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     // Without its tables a new connection checks and creates all of them.
     database.execute("DROP TABLE locks, locks_waiters").await;
     assert!(second.query(Sql::Check, values).await.is_err());
-    let third: PostgresSession = session_of(pool::open(&any).await.unwrap());
+    let third: PostgresSession = session_of(connection::open(&any).await.unwrap());
     assert_eq!(third.query(Sql::Check, values).await.unwrap().len(), 1);
 }
 

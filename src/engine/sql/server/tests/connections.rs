@@ -6,7 +6,8 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::super::Outcome;
-use super::super::pool::{Pool, open};
+use super::super::connection::open;
+use super::super::pool::Pool;
 use super::*;
 use crate::engine::contract::PAGE;
 use crate::engine::{Renewed, Settings};
@@ -209,10 +210,14 @@ pub(in crate::engine::sql) async fn idle_connections_are_closed<D: TestDatabase>
 pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestDatabase>(database: &mut D) {
     for is_full in [false, true] {
         let proxy = Proxy::start(database.url()).await;
-        let engine = database.open(&proxy.url).await;
+        let settings = Settings {
+            store_timeout: Duration::from_secs(10),
+            ..Settings::default()
+        };
+        let engine = database.open_with(&proxy.url, &settings).await;
         let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
         let mut checkouts = Vec::new();
-        for _ in 0..4 {
+        for _ in 0..engine.server.most_for_calls() {
             checkouts.push(pool.checkout().await.unwrap());
         }
         let mut used = checkouts.remove(0);
@@ -241,20 +246,30 @@ pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestD
 pub(in crate::engine::sql) async fn a_connection_with_a_late_answer_is_used_while_new_ones_hang<D: TestDatabase>(
     database: &mut D,
 ) {
-    let proxy = Proxy::delayed(database.url(), Duration::from_millis(300)).await;
-    let engine = database.open(&proxy.url).await;
-    let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
-    let mut used = pool.checkout().await.unwrap();
-    drop(pool.checkout().await.unwrap());
-    proxy.hang_after(D::LOGIN_PACKETS);
-    let connection = used.session().unwrap().connection().clone();
-    connection.within_limit(used.session().unwrap().ping()).await.unwrap();
-    let silence = connection.within(Duration::from_millis(500), std::future::pending::<Outcome<()>>());
-    let silence = silence.await;
-    assert!(used.settle(silence).is_err());
-    let mut late = pool.checkout().await.unwrap();
-    let answer = late.session().unwrap().ping().await;
-    assert!(late.settle(answer).is_ok());
+    for is_full in [false, true] {
+        let proxy = Proxy::delayed(database.url(), Duration::from_millis(300)).await;
+        let needed = 2 + u32::from(database.engine().await.server.is_notified());
+        let settings = Settings {
+            max_connections: is_full.then_some(needed),
+            ..Settings::default()
+        };
+        let engine = database.open_with(&proxy.url, &settings).await;
+        let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+        let mut used = pool.checkout().await.unwrap();
+        drop(pool.checkout().await.unwrap());
+        proxy.hang_after(D::LOGIN_PACKETS);
+        let connection = used.session().unwrap().connection().clone();
+        connection.within_limit(used.session().unwrap().ping()).await.unwrap();
+        let silence = connection.within(Duration::from_millis(500), std::future::pending::<Outcome<()>>());
+        let silence = silence.await;
+        if !is_full {
+            assert!(used.settle(silence).is_err());
+        }
+        let mut late = pool.checkout().await.unwrap();
+        let answer = late.session().unwrap().ping().await;
+        assert!(late.settle(answer).is_ok());
+        drop(used);
+    }
 }
 
 pub(in crate::engine::sql) async fn a_call_that_gets_no_connection_is_told_which_there_are<D: TestDatabase>(

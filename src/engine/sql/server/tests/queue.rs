@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::pool::open;
+use super::super::connection::open;
 use super::*;
 use crate::model::Ttl;
 use crate::stall_detector::StallDetector;
