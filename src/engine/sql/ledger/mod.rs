@@ -311,12 +311,15 @@ impl Ledger {
         }
     }
 
-    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter: again after a third of that time.
+    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter: again when 60 % of that time is left:
+    /// every second attempt.
     fn reserve(&mut self, claim: &Claim, names: &[StoredName]) {
         let expires_us = self.now_us + micros(waiter_liveness(claim.ttl));
         for name in names {
             let row = self.rows.entry(name.clone()).or_default();
-            if row.is_reserved_for(&claim.owner) && row.expires_us - self.now_us > 2 * (expires_us - row.expires_us) {
+            if row.is_reserved_for(&claim.owner)
+                && 2 * (row.expires_us - self.now_us) > 3 * (expires_us - row.expires_us)
+            {
                 continue;
             }
             *row = Row {
