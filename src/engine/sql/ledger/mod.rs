@@ -311,20 +311,17 @@ impl Ledger {
         }
     }
 
-    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter: again when 60 % of that time is left:
-    /// every second attempt.
+    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter: again when 60 % of it are left.
     fn reserve(&mut self, claim: &Claim, names: &[StoredName]) {
-        let expires_us = self.now_us + micros(waiter_liveness(claim.ttl));
+        let (now_us, lasts_us) = (self.now_us, micros(waiter_liveness(claim.ttl)));
         for name in names {
             let row = self.rows.entry(name.clone()).or_default();
-            if row.is_reserved_for(&claim.owner)
-                && 2 * (row.expires_us - self.now_us) > 3 * (expires_us - row.expires_us)
-            {
+            if row.is_reserved_for(&claim.owner) && 5 * (row.expires_us - now_us) > 3 * lasts_us {
                 continue;
             }
             *row = Row {
                 owner: Some(format!("{}{RESERVED}", claim.owner.as_str())),
-                expires_us,
+                expires_us: now_us + lasts_us,
                 fence: row.fence,
                 is_granted: true,
                 is_changed: true,
