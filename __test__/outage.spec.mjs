@@ -120,7 +120,7 @@ for (const kind of SERVER_KINDS) {
       assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
     })
 
-    // The driver of MongoDB reports a connection that was reset without its address, and a waiter that polls ends with LOCK_STORE.
+    // The error of MongoDB's driver for a reset connection does not contain the address, and a waiter that polls fails with LOCK_STORE.
     if (!kind.startsWith('mongodb')) {
       test('a connection that breaks during a call is named with its address', async ({ proxy, ...fixture }) => {
         const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS })

@@ -55,7 +55,7 @@ for (const kind of [
       assert.equal(await lock.release(), true)
     })
 
-    // A store that does not keep reservations lets the second waiter have the name.
+    // These stores do not keep the reservation, so the other caller acquires the name.
     if (!['mongodb', 'mongodb-replica-set', 'redis-quorum'].includes(kind)) {
       test('a name that is reserved for a waiter of several names has no holder', async (store) => {
         const [a, b] = await store.connectAll(2)

@@ -72,7 +72,7 @@ describe('a process without a thread to spare', { skip: process.platform !== 'li
 describe('a process without a file descriptor to spare', { skip: process.platform !== 'linux' }, () => {
   for (const kind of /** @type {const} */ (['redis', 'mongodb', 'postgres', 'mysql'])) {
     proxySuite(kind, 'no file descriptor to spare', {}, (test) => {
-      test('connect and calls are retryable, and succeed later', async ({ proxy, options }, t) => {
+      test('connect and calls fail with a retryable error, and succeed later', async ({ proxy, options }, t) => {
         const child = await startLimited(t, SERVERS[kind].url(proxy.port), { ...options, storeTimeoutMs: 4000 })
         const refused = async (/** @type {Promise<any>} */ answer) => {
           const { code, retryable, message } = await answer

@@ -41,7 +41,7 @@ pub(super) fn unknown_option(name: &str, query: &str, known: &[&str]) -> String 
         _ => String::new(),
     };
     let known = known.join(", ");
-    format!("a URL with an option that is not one of {known} (or has no such value){shown}")
+    format!("a URL with an option that is not one of {known}, or that has an invalid value{shown}")
 }
 
 #[cfg(test)]

@@ -40,7 +40,7 @@ pub(super) enum Failure {
     Unserved,
     /// The nodes of the cluster redirect in a circle: the slot is moving.
     Moving,
-    /// The engine was closed: the address.
+    /// The engine was closed. Contains the address.
     Closed(Arc<str>),
 }
 
@@ -269,7 +269,7 @@ pub(super) fn at(address: &str) -> impl FnOnce(RedisError) -> RedisError {
             return error;
         }
         let kind = match io_error(&error).map_or(io::ErrorKind::BrokenPipe, io::Error::kind) {
-            // It passes by its number, which the new error has not.
+            // EPERM is retryable by its error number, which the new error does not have. `Other` is retryable.
             io::ErrorKind::PermissionDenied => io::ErrorKind::Other,
             kind => kind,
         };

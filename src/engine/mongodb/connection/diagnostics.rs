@@ -64,7 +64,11 @@ const MEANINGS: [(&str, &str, bool); 18] = [
     ("lookup address", "its name cannot be resolved", true),
     ("DNS resolution", "its name cannot be resolved", true),
     ("timed out", "it does not answer", true),
-    ("Not a directory", "its path cannot be one of a socket", false),
+    (
+        "Not a directory",
+        "a part of the socket's path is not a directory",
+        false,
+    ),
 ];
 
 /// Describes the text of an error of the driver.

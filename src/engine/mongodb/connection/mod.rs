@@ -20,11 +20,11 @@ pub(super) mod pool;
 pub(super) mod server_monitor;
 pub(super) mod session;
 
-/// Runs a command in the database of a collection. The driver does not repeat it.
+/// Runs a command in the database of a collection. The driver does not retry it.
 ///
 /// # Why
-/// For what `connect` does: its callers repeat that. Each operation of the driver with a type of its own makes the addon some 30 KB
-/// larger.
+/// Each typed operation of the driver makes the addon some 30 KB larger. Used by the checks of `connect` and of the TTL index, which are
+/// repeated anyway.
 pub(crate) async fn run(locks: &Collection<Document>, command: Document) -> Outcome<Document> {
     let database = locks.client().database(&locks.namespace().db);
     Ok(database.run_command(command).await?)

@@ -264,7 +264,7 @@ impl Pool {
         }
     }
 
-    /// Waits for the end of `calls` within the limit. Boxed calls: the code of their task exists once, and not for each kind.
+    /// Waits for the end of `calls` within the limit. `calls` is boxed: this code is compiled once, and not for each kind of call.
     async fn within_limit(self: Arc<Self>, permit: Permit, calls: BoxFuture<'static, ()>) -> Outcome<()> {
         let began = Moment::now();
         let have_ended = tokio::select! {

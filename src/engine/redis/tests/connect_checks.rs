@@ -5,7 +5,8 @@ use super::*;
 use crate::engine::{Credentials, Login};
 use crate::error::EngineError;
 
-/// Settings for a machine that stands still for a while: a server without an answer in a part of this time is ignored.
+/// Returns settings with a long store timeout, because a busy machine may pause. `connect` ignores a server that does not answer
+/// within a part of that timeout.
 pub(super) fn with_long_timeout() -> Settings {
     Settings {
         store_timeout: Duration::from_secs(20),
@@ -139,8 +140,7 @@ async fn a_missing_right_is_named_and_no_lock_is_left() {
     assert!(error.contains("'EVAL'") && error.contains("rename-command"), "{error}");
 }
 
-/// Takes the right to scripts away from the user of an engine whose fast path acquires by plain commands: attempts fail, and no
-/// lock is left.
+/// Revokes the right to run scripts while the fast path acquires by plain commands. Asserts that attempts fail and leave no lock.
 #[cfg(unix)]
 pub(super) async fn no_lock_is_left_without_the_right_to_scripts(server: &Server, url: &str) {
     let settings = Settings {

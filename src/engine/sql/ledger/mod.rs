@@ -311,7 +311,7 @@ impl Ledger {
         }
     }
 
-    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter: again when 60 % of it are left.
+    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter. Writes again when 60 % are left.
     fn reserve(&mut self, claim: &Claim, names: &[StoredName]) {
         let (now_us, lasts_us) = (self.now_us, micros(waiter_liveness(claim.ttl)));
         for name in names {

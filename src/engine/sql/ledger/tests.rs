@@ -104,7 +104,7 @@ fn waiters_for_several_names_wait_in_the_order_of_names() {
 
 /// The ttl is 800 ms.
 #[test]
-fn a_reservation_is_written_again_when_little_of_its_time_is_left() {
+fn a_reservation_is_written_again_when_60_percent_of_its_time_is_left() {
     let (waiter, names) = claim(&["a", "b"], true);
     for (left_us, is_written) in [(481_000, false), (479_000, true)] {
         let reserved = Row::read(Some(format!("{}{RESERVED}", waiter.owner.as_str())), NOW + left_us, 7);

@@ -223,7 +223,7 @@ mod tests {
         assert!(
             error
                 .message
-                .ends_with(" not one of ssl-mode, socket (or has no such value): charset"),
+                .ends_with(" not one of ssl-mode, socket, or that has an invalid value: charset"),
             "{error:?}"
         );
     }

@@ -23,7 +23,8 @@ const MAX_CANCELLATIONS: usize = 6;
 
 /// How long statements on an outdated connection may still run before they are cancelled.
 const OUTDATED_GRACE: Duration = Duration::from_millis(100);
-/// After this time the test of a connection goes on beside a new one. Not longer if packets are slow: they may have waited for locks.
+/// How long a task waits for the test of a connection. After that the test continues while a new connection is opened. Slow packets do
+/// not extend it, because they may have waited for locks.
 pub(in crate::engine::sql) const TEST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the connections of an engine share.
@@ -155,8 +156,8 @@ impl Connection {
         self.connections.epoch() > self.epoch()
     }
 
-    /// Whether the connection can be used. If another one was silent, `ping` tests this one, without a time limit. `false`: a late
-    /// cancellation could end a statement.
+    /// Whether the connection can be used. If another one was silent, `ping` tests this one, without a time limit. `false`: `ping`
+    /// failed, or a late cancellation could end a statement.
     pub(in crate::engine::sql) async fn is_usable(&self, ping: impl Future<Output = Outcome<()>>) -> bool {
         let epoch = self.connections.epoch();
         if self.has_late_cancellation.load(Ordering::Relaxed) {
@@ -228,11 +229,12 @@ impl Connection {
             failed
         };
         self.supervise(limit, pin!(statements)).await?;
-        // There is an outcome if there is no failure.
+        // `supervise` succeeds only after `answer` was set.
         answer.unwrap_or_else(|| Err(Failure::unexpected(&self.connections, "no outcome")))
     }
 
-    /// Waits for the end of statements, which is the kind of their failure. Fails if their outcome does not count.
+    /// Waits until `statements` ends, and cancels it if it takes too long (see [`Connection::within_limit`]). It resolves to the kind of
+    /// its failure, or to `None`. An error replaces the outcome of the statements.
     async fn supervise(
         &self,
         limit: Duration,

@@ -59,7 +59,7 @@ pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 /// The lock timeout of an attempt that may wait for a lock that cannot be read (`worker.rs`).
 pub(super) const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
 
-/// The server of one store. (`Any`: the tests of a dialect use its own type.)
+/// The server of one store. `Any` lets the tests of a dialect downcast to its type.
 #[async_trait]
 pub(in crate::engine::sql) trait Server: Any + Send + Sync {
     /// Returns the size of single statements.

@@ -252,7 +252,8 @@ impl Pool {
         })
     }
 
-    /// Tests a connection for [`TEST_TIMEOUT`]. `None`: it cannot be used yet. Then the test goes on, beside tests of the idle ones.
+    /// Tests a connection for [`TEST_TIMEOUT`]. `None`: it is closed, or has not answered yet. Then
+    /// the test continues in a task, and the outdated idle connections are tested, too.
     async fn tested(self: &Arc<Self>, session: Box<dyn Session>) -> Option<Checkout> {
         let mut test = self.test(session);
         if let Some(tested) = (&mut test).now_or_never() {
@@ -269,15 +270,15 @@ impl Pool {
         None
     }
 
-    /// Goes on with a test in a task, also if its caller is dropped: the connection may be the only one that works. A silent one is closed
-    /// when another one is open, at the latest after the store timeout, or after half of it if there is no room for another one.
+    /// Runs a test in its own task, so that it continues if the caller is dropped: the connection may be the only one that works. Closes a
+    /// silent one when a new one is open, or after the store timeout at the latest (after half of it if the pool is full).
     fn test_beside(self: &Arc<Self>, test: BoxFuture<'static, Option<Checkout>>) -> JoinHandle<Option<Checkout>> {
         let has_room = self.state.lock().open < self.server.most_for_calls();
         let limit = self.connections().store_timeout / if has_room { 1 } else { 2 };
         let (mut openings, closed) = (self.openings.subscribe(), self.closed.clone());
         let end = async move {
             sleep(TEST_TIMEOUT).await;
-            // An opening since the beginning counts.
+            // Also ends at once if a connection was opened during the sleep.
             let _ = timeout(limit.saturating_sub(TEST_TIMEOUT), openings.changed()).await;
         };
         let testing = async move {
@@ -291,7 +292,7 @@ impl Pool {
         tokio::spawn(testing.boxed())
     }
 
-    /// Ends what goes on beside the calls.
+    /// Cancels the background tasks of the pool.
     pub(super) fn close(&self) {
         self.closed.cancel();
     }

@@ -44,7 +44,7 @@ impl Nodes {
         self.config_for("", &settings)
     }
 
-    /// Returns the configuration for a login: the empty one, or with an `@` at the end.
+    /// Returns the configuration for a login. `login`: empty, or `user:password@`.
     fn config_for(&self, login: &str, settings: &Settings) -> QuorumConfig {
         let with_login = |server: &Server| server.url().replace("://", &format!("://{login}"));
         let urls: Vec<String> = self.0.iter().map(with_login).collect();

@@ -70,7 +70,7 @@ async fn a_node_that_refuses_scripts_keeps_no_votes() {
         !log.is_empty()
     })
     .await;
-    // The engine reads it.
+    // Gives the engine time to read the refusal.
     for _ in 0..20 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

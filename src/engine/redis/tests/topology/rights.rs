@@ -150,7 +150,7 @@ async fn a_right_that_is_missing_under_sentinel_is_named() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn a_right_that_was_taken_away_under_sentinel_leaves_no_lock() {
+async fn an_attempt_after_a_right_was_revoked_under_sentinel_leaves_no_lock() {
     let Some((server, _sentinel, url)) = under_sentinel().await else {
         return;
     };

@@ -70,7 +70,7 @@ pub(in crate::engine::sql) trait TestDatabase {
     /// The number of packets of a login to the server.
     const LOGIN_PACKETS: usize;
 
-    /// The query of a URL with which waiters poll.
+    /// The query string of a URL that makes waiters poll.
     const POLLING: &str;
 
     /// Executes statements as the other program.

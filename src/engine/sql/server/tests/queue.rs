@@ -130,7 +130,7 @@ pub(in crate::engine::sql) async fn waiters_whose_event_loop_hangs_for_their_ttl
     .await;
 }
 
-/// Where waiters poll, as behind a pooler of transactions, the first waiter of a queue polls often, and the others rarely.
+/// Where waiters poll, as behind a pooler in transaction mode, the first waiter of a queue polls often, and the others rarely.
 pub(in crate::engine::sql) async fn waiters_behind_others_poll_rarely<D: TestDatabase>(database: &mut D) {
     const WAITERS: usize = 39;
     let proxy = Proxy::start(database.url()).await;
@@ -153,7 +153,7 @@ pub(in crate::engine::sql) async fn waiters_behind_others_poll_rarely<D: TestDat
     let (before, began) = (proxy.packets(), tokio::time::Instant::now());
     tokio::time::sleep(Duration::from_secs(4)).await;
     let per_second = (proxy.packets() - before) as f64 / began.elapsed().as_secs_f64();
-    // Each of them polls every 1.5 s at least. If all of them polled like the first, that would be 260 per second.
+    // Each of them polls at least once per 1.5 s. If all of them polled like the first, that would be 260 per second.
     assert!((10.0..120.0).contains(&per_second), "{per_second} packets per second");
     assert_eq!(
         database.number("SELECT COUNT(*) FROM locks_waiters").await,
