@@ -130,7 +130,7 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
   periodMs: Duration
   /**
    * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. A call that waits runs the job in the place of an instance
-   * that fails, and again if it waits beyond the end of the period.
+   * that fails, and again if it waits beyond the end of the period. After a run that succeeded it returns `ran: false` at its end.
    * @default 1000, at most half of `periodMs`
    */
   waitMs?: Duration | undefined

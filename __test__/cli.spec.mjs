@@ -248,6 +248,7 @@ describe('holdfast', { concurrency: 4 }, () => {
       /^NAME +WAITING +PROCESS +SINCE +REMAINING +TOKEN +METADATA\nshown:1 +0 +\d+ on \S+ +\S+Z +\d+\.\ds +\d+ +\{"why":"a test/,
     )
     assert.equal((await cli('ls', 'nothing:')).stdout, '')
+    assert.match((await cli('list', 'shown:')).stdout, /^NAME .*\nshown:1 /)
     assert.equal((await cli('inspect', 'shown:1')).code, 0)
     assert.deepEqual(await cli('inspect', 'shown:2'), { code: 1, stdout: 'shown:2 is free\n', stderr: '' })
     assert.deepEqual(await cli('inspect', '--json', 'shown:2'), { code: 1, stdout: 'null\n', stderr: '' })
@@ -409,6 +410,7 @@ describe('holdfast', { concurrency: 4 }, () => {
         `SOURCE; COMP_WORDS=(holdfast ${words.join(' ')}); COMP_CWORD=${words.length}; _holdfast; echo "\${COMPREPLY[@]}"`,
     )
     assert.deepEqual(bash('in'), ['inspect'])
+    assert.deepEqual(bash('list', '--j'), ['--json'])
     assert.deepEqual(bash('run', '--k'), ['--kill-after', '--key-prefix'])
     assert.match(
       execFileSync('bash', ['-c', `source '${folder}/completion.bash'; complete -p holdfast`], { encoding: 'utf8' }),

@@ -6,6 +6,7 @@ import http from 'node:http'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
+import { fileURLToPath } from 'node:url'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { freePort, locateMongod, locateRedis, startMongod, startRedis } from '../scripts/servers.mjs'
 import { startSentinel } from '../scripts/topologies.mjs'
@@ -131,6 +132,10 @@ describe('arguments of connect', () => {
       ['sqlite:/tmp/never.sqlite', { tls: { caFile: '/etc/ca.pem' } }],
       /^tls must be absent for a store other than Redis, MongoDB, PostgreSQL, MySQL and etcd, got a URL of sqlite:$/,
     ],
+    'ssl of the driver pg': [['postgres://h/d?ssl=true'], /: ssl \(did you mean sslmode=require for PostgreSQL/],
+    'max of the driver pg': [['postgres://h/d?max=10'], /: max \(did you mean the option maxConnections of connect/],
+    'ssl of the driver mysql2': [['mysql://h/d?ssl=true'], /: ssl \(did you mean .* ssl-mode=REQUIRED for MySQL/],
+    'tls of Redis': [['redis+sentinel://h/main?tls=true'], /: tls \(did you mean .* a URL with rediss:\/\/ for Redis/],
     'a Unix socket without a path': [['redis+unix://host/path.sock'], /redis\+unix:\/\/\/PATH/],
   }
   for (const [what, [args, message]] of Object.entries(cases)) {
@@ -147,6 +152,39 @@ describe('a user name in the URL and the option password are one login', () => {
     it(scheme, async () => {
       const url = `${scheme}://u%40v@127.0.0.1:1/0`
       await rejects(LockService.connect(url, { password: 'p', storeTimeoutMs: 500 }), 'LOCK_STORE')
+    })
+  }
+})
+
+describe('a path on which no retry can open a socket is a final error', { skip: process.platform === 'win32' }, () => {
+  const file = fileURLToPath(import.meta.url)
+  for (const url of [
+    `redis+unix://${file}/sock`,
+    `postgres:///app?host=${encodeURIComponent(`${file}/folder`)}`,
+    `mysql://h/app?socket=${encodeURIComponent(`${file}/sock`)}`,
+    `mongodb://${encodeURIComponent(`${file}/mongodb.sock`)}/app`,
+  ]) {
+    it(url.split(':')[0], async () => {
+      const error = await rejects(LockService.connect(url, { storeTimeoutMs: 1000 }), 'LOCK_STORE', {
+        retryable: false,
+      })
+      assert.match(error.message, /not a directory/i)
+    })
+  }
+})
+
+describe('a path that SQLite cannot use is named, with the reason', () => {
+  const file = fileURLToPath(import.meta.url)
+  /** @type {[path: string, reason: RegExp][]} */
+  const paths = [
+    [tmpdir(), /: it is a folder, add the name of a file \(/],
+    [join(file, 'folder', 'locks.sqlite'), /its folder cannot be created: .*\(create it, or choose another path\) \(/],
+  ]
+  for (const [path, reason] of paths) {
+    it(String(reason), async () => {
+      const error = await rejects(LockService.connect(`sqlite:${path}`), 'LOCK_STORE', { retryable: false })
+      assert.match(error.message, reason)
+      assert.ok(error.message.endsWith(`(${path})`), error.message)
     })
   }
 })

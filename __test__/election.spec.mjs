@@ -2,13 +2,38 @@
 import assert from 'node:assert/strict'
 import { it } from 'node:test'
 import { LockService } from '../index.js'
-import { proxySuite } from './proxy.mjs'
+import { redisCommand } from '../scripts/redis-command.mjs'
+import { withMysql } from './mysql-client.mjs'
+import { withPostgres } from './postgres-client.mjs'
+import { SERVERS, proxySuite } from './proxy.mjs'
 import { openRedis } from './redis-client.mjs'
 import { assertFree, assertGrowing, INDEX, rejection, rejects, runNode, sleep, until } from './tools.mjs'
 import { random, serverUrl, suite } from './stores.mjs'
 
 /** Resolves when a signal aborts. @param {import('../index.js').Signal} signal */
 const aborted = (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve))
+
+/** A user of each kind of server: how another tool creates it, and how its login is refused and accepted again. */
+const USERS = {
+  redis: {
+    run: redisCommand,
+    create: 'ACL SETUSER candidate on >secret ~* &* +@all',
+    refuse: 'ACL SETUSER candidate off',
+    accept: 'ACL SETUSER candidate on',
+  },
+  postgres: {
+    run: (port, text) => withPostgres(SERVERS.postgres.url(port), (client) => client.query(text)),
+    create: 'CREATE ROLE candidate SUPERUSER LOGIN',
+    refuse: 'ALTER ROLE candidate NOLOGIN',
+    accept: 'ALTER ROLE candidate LOGIN',
+  },
+  mysql: {
+    run: (port, text) => withMysql(SERVERS.mysql.url(port), (client) => client.query(text)),
+    create: "CREATE USER candidate IDENTIFIED BY 'secret'; GRANT ALL ON holdfast.* TO candidate",
+    refuse: "ALTER USER candidate IDENTIFIED BY 'another'",
+    accept: "ALTER USER candidate IDENTIFIED BY 'secret'",
+  },
+}
 
 for (const kind of /** @type {const} */ ([
   'redis',
@@ -20,6 +45,49 @@ for (const kind of /** @type {const} */ ([
   'zookeeper',
 ])) {
   proxySuite(kind, 'elections', {}, (test) => {
+    const user = Object(USERS)[kind]
+    if (user) {
+      test('a login that is refused after a restart of the store ends no election', async ({
+        direct,
+        options,
+        proxy,
+        server,
+      }, t) => {
+        await user.run(server.port, user.create)
+        const url = SERVERS[kind].url(proxy.port).replace(/:\/\/(.*@)?/, '://candidate:secret@')
+        const locks = await LockService.connect(url, { ...options, storeTimeoutMs: 4000 })
+        t.after(() => locks.close())
+        const errors = /** @type {any[]} */ ([])
+        const terms = /** @type {bigint[]} */ ([])
+        /** @type {import('../index.js').ElectOptions} */
+        const how = { ttlMs: '2s', restart: true, onError: (error) => void errors.push(error) }
+        const leads = locks.elect('leader', how, ({ signal, term }) => {
+          terms.push(term)
+          return aborted(signal)
+        })
+        const held = await direct.acquire('held')
+        const waits = locks.elect('held', how, ({ signal }) => aborted(signal))
+        await until('a leader', () => leads.isLeader && locks.stats().waiting === 1)
+        await user.run(server.port, user.refuse)
+        await proxy.down()
+        await proxy.up()
+        // One of the leader, after the end of its lease, and one of the candidate.
+        await until('errors', () => errors.length >= 2)
+        await sleep(1000)
+        assert.deepEqual(
+          errors.map(({ code, retryable }) => [code, retryable]),
+          Array(2).fill(['LOCK_STORE', false]),
+        )
+        await held.release()
+        await user.run(server.port, user.accept)
+        await until('leaders', () => leads.isLeader && waits.isLeader)
+        assert.ok(terms.length >= 2)
+        assertGrowing(terms)
+        await Promise.all([leads.stop(), waits.stop()])
+        await Promise.all([leads.done, waits.done])
+      })
+    }
+
     test('an outage of 8 s ends a leadership of 4 s, and no election', async ({ connect, direct, proxy }) => {
       const locks = await connect({ storeTimeoutMs: 1500 })
       const terms = /** @type {bigint[]} */ ([])

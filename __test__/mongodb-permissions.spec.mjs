@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
 import { SECRET, urlOf, withMongod } from './mongodb/fixture.mjs'
+import { startProxy } from './proxy.mjs'
 import { documentedRights, useEveryVerb } from './readme/permissions.mjs'
 import { rejects, until } from './tools.mjs'
 
@@ -112,6 +113,52 @@ withMongod('connect rejects for a user without any right', async (fixture) => {
   const error = await rejects(LockService.connect(url), 'LOCK_STORE', { retryable: false })
   assert.match(error.message, /the user has not the right to do this: not authorized on shop to execute findAndModify/)
   assert.doesNotMatch(error.message, new RegExp(SECRET))
+})
+
+/** A field of the reply to `hello`, and one of the same length that only a router has. */
+const [CONNECTION_ID, OF_ROUTER] = ['\x10connectionId\0', '\x02msg\0\x09\0\0\0isdbgrid\0'].map((text) =>
+  Buffer.from(text, 'latin1'),
+)
+
+withMongod('a router whose shard keys the user cannot read is reported', async (fixture) => {
+  const server = await fixture.startWithAuth({ replicaSet: true })
+  const proxy = await startProxy(server.port)
+  fixture.onClose(() => proxy.close())
+  let replies = 0
+  proxy.changeReply = (reply) => {
+    for (let at = reply.indexOf(CONNECTION_ID); at >= 0; at = reply.indexOf(CONNECTION_ID)) {
+      OF_ROUTER.copy(reply, at)
+      replies++
+    }
+  }
+  const url = await userWith({ ...server, port: proxy.port }, 'shop', ACTIONS, { more: 'directConnection=true' })
+  const warnings = /** @type {any[]} */ ([])
+  const warn = (warning) => warnings.push(warning)
+  process.on('warning', warn)
+  fixture.onClose(() => process.off('warning', warn))
+  const locks = await fixture.connect(url)
+  assert.equal(await locks.using('n', (lock) => lock.isHeld), true)
+  assert.ok(replies > 0)
+  await until('a warning', () => warnings.length > 0)
+  assert.deepEqual(
+    warnings.map(({ name, code }) => [name, code]),
+    [['HoldfastWarning', 'HOLDFAST_STORE']],
+  )
+  assert.match(
+    warnings[0].message,
+    /cannot check the shard key of the collection shop\.locks\..* Grant the user the action find/,
+  )
+
+  const resource = { db: 'config', collection: 'collections' }
+  const privileges = [{ resource, actions: ['find'] }]
+  await server.admin.db('admin').command({ createRole: 'router', privileges, roles: [] })
+  await server.admin.db('shop').command({ grantRolesToUser: 'app', roles: [{ role: 'router', db: 'admin' }] })
+  await useEveryVerb(url)
+  const collections = server.admin.db('config').collection('collections')
+  await collections.insertOne({ _id: /** @type {any} */ ('shop.locks'), key: { owner: 1 } })
+  const error = await rejects(LockService.connect(url), 'LOCK_STORE', { retryable: false })
+  assert.match(error.message, /is sharded by another key than _id/)
+  assert.equal(warnings.length, 1)
 })
 
 withMongod('a running service reports a revoked right, and works again when it is granted', async (fixture) => {

@@ -9,6 +9,7 @@ import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { locateMariadb, startMariadb } from '../scripts/mysql.mjs'
 import { start } from './cli.mjs'
 import { withMysql } from './mysql-client.mjs'
+import { startProxy } from './proxy.mjs'
 import { exchangeAuthority } from './sql-faults.mjs'
 import { canStartServer, connectWith, skip } from './stores.mjs'
 import { INDEX, later, output, rejects, until } from './tools.mjs'
@@ -217,20 +218,52 @@ await (await LockService.connect(${JSON.stringify(plain.url)})).close()`
     await refused(noPrivilege, of('reader', 'empty'))
   })
 
-  test('a warning of innodb_flush_log_at_trx_commit', async () => {
-    const set = (value) =>
-      withMysql(plain.url, (client) => client.query(`SET GLOBAL innodb_flush_log_at_trx_commit = ${value}`))
+  /** Resolves to the warnings of a process that connects and uses a lock. */
+  const warningsOf = (target) => {
     const code = `
       import { LockService } from ${JSON.stringify(INDEX)}
       process.on('warning', ({ code, message }) => console.log(code, message))
       const locks = await LockService.connect(process.argv[1])
       await locks.using('n', () => {})
       await locks.close()`
+    return output(code, { args: [target], flags: ['--no-warnings'] })
+  }
+
+  test('a warning of innodb_flush_log_at_trx_commit', async () => {
+    const set = (value) =>
+      withMysql(plain.url, (client) => client.query(`SET GLOBAL innodb_flush_log_at_trx_commit = ${value}`))
     await set(2)
-    const text = await output(code, { args: [plain.url], flags: ['--no-warnings'] })
+    const text = await warningsOf(plain.url)
     assert.match(text, /^HOLDFAST_STORE .* has innodb_flush_log_at_trx_commit = 2/)
     assert.equal(text.split('\n').length, 1)
     await set(1)
-    assert.equal(await output(code, { args: [plain.url], flags: ['--no-warnings'] }), '')
+    assert.equal(await warningsOf(plain.url), '')
+  })
+
+  test('a warning of a cluster that accepts writes on several nodes', async (t) => {
+    const proxy = await startProxy(plain.port)
+    t.after(() => proxy.close())
+    const target = plain.url.replace(`:${plain.port}`, `:${proxy.port}`)
+    const [galera, group] = ['wsrep_cluster_size', 'group_replication_single_primary_mode']
+    for (const [sent, name, value, isReported] of /** @type {const} */ ([
+      ['SHOW GLOBAL STATUS LIKE', galera, '1', false],
+      ['SHOW GLOBAL STATUS LIKE', galera, '3', true],
+      ['SHOW GLOBAL VARIABLES LIKE', group, 'ON', false],
+      ['SHOW GLOBAL VARIABLES LIKE', group, 'OFF', true],
+    ])) {
+      const statement = `${sent} '${name}'`
+      let isReplaced = false
+      // The server answers like a node of a cluster.
+      proxy.intercept = (data) => {
+        const at = data.indexOf(statement)
+        if (at >= 0) data.write(`SELECT '${name}', '${value}'`.padEnd(statement.length), at)
+        isReplaced ||= at >= 0
+        return false
+      }
+      const text = await warningsOf(target)
+      assert.ok(isReplaced, statement)
+      if (!isReported) assert.equal(text, '')
+      else assert.match(text, /^HOLDFAST_STORE \S+ is a node of a cluster that accepts writes on several nodes/)
+    }
   })
 })

@@ -43,6 +43,7 @@ class ProxiedConnection {
       this.#pass('toServer', data)
     })
     this.server.on('data', (data) => {
+      proxy.changeReply?.(data)
       if (this.onDroppedReply) this.onDroppedReply(data)
       else this.#pass('toClient', data)
     })
@@ -114,6 +115,8 @@ class Proxy {
   delayMs = 0
   /** Whether new connections are accepted and get no data. Open ones work. */
   hangsNew = false
+  /** @type {((reply: Buffer) => void) | undefined} Called with each reply, which it may change in place. */
+  changeReply
   /** The port of the server. Open connections keep theirs. */
   target
   /** @type {{ texts: string[], skip: number, resolve: () => void }[]} */

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { hostname } from 'node:os'
 import { isLockError } from '../index.js'
 import { start } from './children/start.mjs'
-import { rejects, until } from './tools.mjs'
+import { rejects, until, waiting } from './tools.mjs'
 import { suite } from './stores.mjs'
 
 /** Repeats a call until its error has a holder: a store of a busy machine may not answer within 250 ms. */
@@ -57,6 +57,26 @@ for (const kind of [
       for (const error of await Promise.all(calls)) assert.equal(error.holder?.pid, process.pid, error.message)
       assert.equal(await lock.release(), true)
     })
+
+    // These stores do not keep the reservation, so the other caller acquires the name.
+    if (!['mongodb', 'mongodb-replica-set', 'redis-quorum'].includes(kind)) {
+      test('a name that is reserved for a waiter of several names has no holder', async (store) => {
+        const [a, b] = await store.connectAll(2)
+        const lock = await a.acquire('{n}2')
+        const controller = new AbortController()
+        const set = assert.rejects(b.acquire(['{n}1', '{n}2'], { waitMs: 60_000, signal: controller.signal }))
+        await waiting(b, 1)
+        const { message } = await until('the error of a reserved name', async () => {
+          const error = await a.acquire('{n}1', { waitMs: 0 }).catch((thrown) => thrown)
+          if (error instanceof Error) return error.message.includes('not known') ? undefined : error
+          await error.release()
+        })
+        assert.match(message, /after 0 ms: it has no holder now: it is reserved for a waiting call/)
+        controller.abort()
+        await set
+        assert.equal(await lock.release(), true)
+      })
+    }
 
     if (kind === 'memory') return
     test('a holder in another process is named', async (store, t) => {

@@ -214,7 +214,7 @@ describe('holdfast/otel', () => {
       const now = await points()
       const calls = now['holdfast.acquisitions']?.reduce((sum, { value }) => sum + value, 0)
       // The counter begins with 0 when a lease is granted.
-      return calls === 4 && now['holdfast.lost'].some(({ value }) => value === 1) && now
+      return calls === 4 && now['holdfast.lost']?.some(({ value }) => value === 1) && now
     })
     const valueOf = (metric, wanted) =>
       found[metric].find(({ attributes }) => Object.entries(wanted).every(([key, value]) => attributes[key] === value))

@@ -1,4 +1,4 @@
-// A process that may not create another thread, as in a container with a limit (`pids.max`).
+// A process that may not create another thread, as in a container with a limit (`pids.max`), or has no file descriptor left.
 import assert from 'node:assert/strict'
 import { execFileSync } from 'node:child_process'
 import { rmSync } from 'node:fs'
@@ -27,6 +27,9 @@ async function startLimited(t, url, options = {}) {
     use: () => ask('use', 'used'),
     /** @param {number} threads */
     limit: (threads) => execFileSync('prlimit', [`--pid=${child.pid}`, `--nproc=${threads}:`], account),
+    /** Open descriptors stay open, and new ones have smaller numbers than this. @param {number} descriptors */
+    limitDescriptors: (descriptors) =>
+      execFileSync('prlimit', [`--pid=${child.pid}`, `--nofile=${descriptors}:`], account),
   }
 }
 
@@ -60,6 +63,31 @@ describe('a process without a thread to spare', { skip: process.platform !== 'li
           proxy.cut()
           assert.equal(await child.use(), true)
         }
+      })
+    })
+  }
+})
+
+// SQLite has this test in Rust: `a_call_without_a_descriptor_is_retryable`.
+describe('a process without a file descriptor to spare', { skip: process.platform !== 'linux' }, () => {
+  for (const kind of /** @type {const} */ (['redis', 'mongodb', 'postgres', 'mysql'])) {
+    proxySuite(kind, 'no file descriptor to spare', {}, (test) => {
+      test('connect and calls fail with a retryable error, and succeed later', async ({ proxy, options }, t) => {
+        const child = await startLimited(t, SERVERS[kind].url(proxy.port), { ...options, storeTimeoutMs: 4000 })
+        const refused = async (/** @type {Promise<any>} */ answer) => {
+          const { code, retryable, message } = await answer
+          assert.deepEqual([code, retryable], ['LOCK_STORE', true], message)
+          assert.match(message, /Too many open files/)
+        }
+        assert.equal(await child.connect(), 'connected')
+        assert.equal(await child.use(), true)
+        child.limitDescriptors(3)
+        await refused(child.connect())
+        proxy.cut()
+        await refused(child.use())
+        child.limitDescriptors(1024)
+        assert.equal(await child.use(), true)
+        assert.equal(await child.connect(), 'connected')
       })
     })
   }

@@ -47,6 +47,7 @@ const COMMANDS = {
     options: { json: JSON_OPTION },
     run: list,
   },
+  list: { usage: 'list [OPTION]... [PREFIX]', about: 'The same as ls.', options: { json: JSON_OPTION }, run: list },
   inspect: {
     usage: 'inspect [OPTION]... NAME',
     about: 'Shows the holder of a name. The exit code is 0 if it is held, and 1 if it is free.',

@@ -233,8 +233,7 @@ impl EngineError {
     }
 }
 
-/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration. Used
-/// for SQLite and the start of the runtime. Each engine of a server has its own list.
+/// Whether an error of the operating system is temporary: the same call may succeed later, without a change of the configuration.
 ///
 /// # Behavior
 /// True for connections that were refused, reset or timed out, for names of hosts that were not resolved, and for resources that
@@ -254,6 +253,12 @@ pub fn is_passing(error: &io::Error) -> bool {
             | Kind::NotADirectory
             | Kind::IsADirectory
     )
+}
+
+/// Like [`is_passing`], for an error of a connection. True for EPERM, too: a firewall refuses the connection, in Kubernetes with Cilium
+/// also where a service has no pod that is ready.
+pub fn is_passing_of_network(error: &io::Error) -> bool {
+    is_passing(error) || cfg!(unix) && error.raw_os_error() == Some(1)
 }
 
 #[cfg(test)]
@@ -298,6 +303,12 @@ mod tests {
             let error = io::Error::from_raw_os_error(passing);
             assert!(is_passing(&error), "{error}");
         }
+        let refused = || io::Error::from_raw_os_error(1);
+        assert!(
+            is_passing_of_network(&refused()) && !is_passing(&refused()),
+            "{}",
+            refused()
+        );
         assert!(is_passing(&io::Error::other("failed to lookup address information")));
         for lasting in [
             Kind::PermissionDenied,

@@ -275,20 +275,6 @@ fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) ->
     Ok(())
 }
 
-/// Describes an option of a URL that is not known. Names it only if it cannot be a part of a password that contains a question mark.
-/// `query`: all options of the URL. `known`: those that a URL may have.
-#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
-pub(super) fn unknown_option(name: &str, query: &str, known: &[&str]) -> String {
-    let is_name = (1..=32).contains(&name.len())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
-        && !query.contains('@');
-    let shown = if is_name { format!(": {name}") } else { String::new() };
-    let known = known.join(", ");
-    format!("a URL with an option that is not one of {known} (or has no such value){shown}")
-}
-
 /// The backoff of `connect` while the store cannot be reached.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
@@ -337,23 +323,45 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         #[cfg(feature = "memory")]
         EngineConfig::Memory(name) => Ok(super::memory::MemoryEngine::named(&name)),
         #[cfg(feature = "sqlite")]
-        EngineConfig::Sqlite(config) => opened("sqlite", limit, super::sql::SqliteEngine::connect(config)).await,
+        EngineConfig::Sqlite(config) => {
+            let place = ("sqlite", config.path().display().to_string());
+            opened(place, limit, super::sql::SqliteEngine::connect(config)).await
+        }
         #[cfg(feature = "redis")]
-        EngineConfig::Redis(config) => opened("redis", limit, super::redis::RedisEngine::connect(*config)).await,
+        EngineConfig::Redis(config) => {
+            let place = ("redis", config.address());
+            opened(place, limit, super::redis::RedisEngine::connect(*config)).await
+        }
         #[cfg(feature = "redis")]
-        EngineConfig::Quorum(config) => opened("redis", limit, super::redis::QuorumEngine::connect(*config)).await,
+        EngineConfig::Quorum(config) => {
+            let place = ("redis", config.address());
+            opened(place, limit, super::redis::QuorumEngine::connect(*config)).await
+        }
         #[cfg(feature = "etcd")]
-        EngineConfig::Etcd(config) => opened("etcd", limit, super::etcd::connect(*config)).await,
+        EngineConfig::Etcd(config) => {
+            let place = ("etcd", config.address());
+            opened(place, limit, super::etcd::connect(*config)).await
+        }
         #[cfg(feature = "mongodb")]
         EngineConfig::Mongodb(config) => {
-            opened("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await
+            let place = ("mongodb", config.address());
+            opened(place, limit, super::mongodb::MongodbEngine::connect(*config)).await
         }
         #[cfg(feature = "mysql")]
-        EngineConfig::Mysql(config) => opened("mysql", limit, super::sql::MysqlEngine::connect(*config)).await,
+        EngineConfig::Mysql(config) => {
+            let place = ("mysql", config.server.clone());
+            opened(place, limit, super::sql::mysql::connect(*config)).await
+        }
         #[cfg(feature = "postgres")]
-        EngineConfig::Postgres(config) => opened("postgres", limit, super::sql::PostgresEngine::connect(*config)).await,
+        EngineConfig::Postgres(config) => {
+            let place = ("postgres", config.server.clone());
+            opened(place, limit, super::sql::postgres::connect(*config)).await
+        }
         #[cfg(feature = "zookeeper")]
-        EngineConfig::Zookeeper(config) => opened("zookeeper", limit, super::zookeeper::connect(*config)).await,
+        EngineConfig::Zookeeper(config) => {
+            let place = ("zookeeper", config.address());
+            opened(place, limit, super::zookeeper::connect(*config)).await
+        }
     }
 }
 
@@ -368,15 +376,12 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
     feature = "zookeeper"
 ))]
 async fn opened<E: super::Engine + 'static>(
-    engine: &'static str,
+    (engine, address): (&'static str, String),
     timeout: Duration,
     opening: impl Future<Output = super::Result<Arc<E>>>,
 ) -> Result<SharedEngine, LockError> {
-    match tokio::time::timeout(timeout, opening).await {
-        Ok(Ok(engine)) => Ok(engine),
-        Ok(Err(error)) => Err(LockError::store(error)),
-        Err(_) => Err(LockError::store(crate::error::EngineError::no_answer(
-            engine, "", "connect", timeout,
-        ))),
-    }
+    use crate::error::EngineError;
+    let opened = tokio::time::timeout(timeout, opening).await;
+    let late = |_| Err(EngineError::no_answer(engine, &address, "connect", timeout));
+    Ok(opened.unwrap_or_else(late).map_err(LockError::store)?)
 }

@@ -58,6 +58,8 @@ pub mod sql;
 ))]
 mod tls;
 mod tls_files;
+#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
+mod url_options;
 mod warnings;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;

@@ -12,7 +12,7 @@ use super::bridge::leases::Entry;
 use super::bridge::notifier::Notifier;
 use super::bridge::{Bridge, hold_process};
 use crate::error::LockError;
-use crate::model::{Holder, Names, Process};
+use crate::model::{Names, Process};
 use crate::service::{AcquireOptions, BusyLock, Lease, Locks, Outcome, Wait};
 
 /// A pending acquisition.
@@ -39,12 +39,7 @@ impl PendingAcquisition {
     fn start_with(self, env: &Env, bridge: &Rc<Bridge>, options: Arc<AcquireOptions>) {
         let token = self.cancellation.as_ref().map(|(_, token)| token.clone());
         let acquiring = self.locks.acquire(self.names.clone(), options, token);
-        if self.is_in_background {
-            return bridge.call_in_background(acquiring, move |env, bridge, outcome| {
-                self.received(env, bridge, outcome)
-            });
-        }
-        bridge.call(env, acquiring, move |env, bridge, outcome| {
+        bridge.call(env, self.is_in_background, acquiring, move |env, bridge, outcome| {
             self.received(env, bridge, outcome)
         });
     }
@@ -106,28 +101,31 @@ impl PendingAcquisition {
             Wait::For(wait) => wait.as_millis(),
             Wait::No | Wait::Forever => 0,
         };
-        let name = lock.as_ref().map_or(&self.names[0], |lock| &lock.name).as_str();
+        let name = lock.as_ref().map_or(&self.names[0], |lock| &lock.name).clone();
         let held = lock.as_deref().map(held_by).unwrap_or_default();
-        let message = format!("the lock {name:?} was still busy after {waited} ms{held}");
-        let info = lock.as_ref().and_then(|lock| lock.info.clone());
-        Err(LockError::timeout(name, message, info))
+        let message = format!("the lock {:?} was still busy after {waited} ms{held}", name.as_str());
+        let info = lock.and_then(|lock| lock.info.ok().flatten());
+        Err(LockError::timeout(name.as_str(), message, info))
     }
 }
 
-/// Returns the part of a message that names the holder. Empty: it is not known.
+/// Returns the part of a message that names the holder, or says why none is known.
 fn held_by(lock: &BusyLock) -> String {
-    let Some(info) = &lock.info else { return String::new() };
-    let Some(Holder { process, .. }) = &info.holder else {
+    let info = match &lock.info {
+        Ok(Some(info)) => info,
+        Ok(None) => {
+            let reserved = "it is reserved for a waiting call, such as one for several names";
+            return format!(": it has no holder now: {reserved}, or has just become free");
+        }
+        Err(error) => return format!(": its holder is not known ({error})"),
+    };
+    let Some(holder) = &info.holder else {
         return ": it is held by another tool".into();
     };
-    if lock
-        .info
-        .as_ref()
-        .is_some_and(|info| info.holder.as_ref().is_some_and(|holder| !holder.is_known()))
-    {
+    if !holder.is_known() {
         return ": it is held by a process of holdfast that has not written its name, and may have died before".into();
     }
-    let Process { host, pid } = process;
+    let Process { host, pid } = &holder.process;
     if lock.is_own {
         return format!(": it is held by this process (pid {pid} on {host})");
     }

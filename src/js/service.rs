@@ -81,7 +81,7 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, St
         Ok(locks)
     };
     let (deferred, promise) = Deferred::new(env)?;
-    bridge.call(env, work, move |env, bridge, locks| {
+    bridge.call(env, false, work, move |env, bridge, locks| {
         if let Some(ticket) = config.ticket {
             bridge.cancellations.borrow_mut().remove(&(ticket as u64));
         }
@@ -144,11 +144,7 @@ pub fn pause(env: &Env, ms: f64, ticket: f64, is_in_background: bool) -> Result<
         bridge.cancellations.borrow_mut().remove(&ticket);
         deferred.settle(env, ended);
     };
-    if is_in_background {
-        bridge.call_in_background(pausing, settle);
-    } else {
-        bridge.call(env, pausing, settle);
-    }
+    bridge.call(env, is_in_background, pausing, settle);
     Ok(promise)
 }
 
@@ -366,10 +362,9 @@ impl LockService {
     pub fn close_unused<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
         let locks = self.locks.clone();
         let (deferred, promise) = Deferred::new(env)?;
-        self.bridge
-            .call_in_background(async move { Ok(locks.close_unused().await) }, move |env, _, closed| {
-                deferred.settle(env, closed)
-            });
+        let closing = async move { Ok(locks.close_unused().await) };
+        let settle = move |env: &Env, _: &Rc<Bridge>, closed| deferred.settle(env, closed);
+        self.bridge.call(env, true, closing, settle);
         Ok(promise)
     }
 

@@ -74,6 +74,6 @@ where
         let ended = tokio::spawn(work).await;
         ended.unwrap_or_else(|error| Err(failed("test", &error.to_string())))
     };
-    bridge.call(env, task, |env, _, result| deferred.settle(env, result));
+    bridge.call(env, false, task, |env, _, result| deferred.settle(env, result));
     Ok(promise)
 }

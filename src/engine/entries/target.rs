@@ -33,6 +33,12 @@ impl std::fmt::Display for Server {
     }
 }
 
+/// Returns servers for messages.
+pub(in crate::engine) fn addresses(servers: &[Server]) -> String {
+    let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
+    servers.join(", ")
+}
+
 /// The parts of a URL. It has no `Debug`: it may have a password.
 pub(in crate::engine) struct Target<'u> {
     /// The user name and the password, decoded.

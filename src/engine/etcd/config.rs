@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::engine::config::unknown_option;
-use crate::engine::entries::target::{Rule, Server, Target};
+use crate::engine::entries::target::{Rule, Server, Target, addresses};
+use crate::engine::url_options::unknown_option;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
@@ -58,9 +58,8 @@ impl EtcdConfig {
     }
 
     /// Returns the servers for messages.
-    pub(super) fn address(&self) -> String {
-        let servers: Vec<String> = self.servers.iter().map(ToString::to_string).collect();
-        servers.join(", ")
+    pub(in crate::engine) fn address(&self) -> String {
+        addresses(&self.servers)
     }
 }
 

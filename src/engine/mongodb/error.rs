@@ -8,7 +8,7 @@ use std::time::Duration;
 use mongodb::error::{Error, ErrorKind, RETRYABLE_WRITE_ERROR, WriteFailure};
 
 use super::connection::diagnostics::{self, Diagnosis};
-use crate::error::EngineError;
+use crate::error::{EngineError, is_passing_of_network};
 
 /// The engine's name in errors.
 pub(super) const ENGINE: &str = "mongodb";
@@ -90,7 +90,7 @@ impl Failure {
     /// Whether the same call may succeed later without a change of the configuration.
     pub(super) fn retryable(&self) -> bool {
         match &*self.0.kind {
-            ErrorKind::Io(error) => diagnostics::of_error(&error.to_string()).is_transient,
+            ErrorKind::Io(error) => is_passing_of_network(error),
             // Otherwise the driver does not support the servers' version.
             ErrorKind::ServerSelection { .. } => self.is_selection_timeout(),
             ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::DnsResolve { .. } => true,

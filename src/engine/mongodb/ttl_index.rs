@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
-use mongodb::bson::{Document, doc};
-use mongodb::options::IndexOptions;
-use mongodb::{Collection, IndexModel};
+use futures_util::FutureExt;
+use mongodb::Collection;
+use mongodb::bson::{Bson, Document, doc};
 
 use super::Outcome;
 use super::connection::pool::{Class, Pool};
-use super::connection::session::one_member;
-use super::error::{CONNECT, ENGINE, Failure};
+use super::connection::{first_batch, run};
+use super::error::{CONNECT, ENGINE};
 use crate::clock::Moment;
 use crate::engine::Result;
 use crate::engine::mongodb::fields::EXPIRES_AT;
@@ -38,19 +37,10 @@ const WANTED: &str = "the TTL index { expiresAt: 1 } with expireAfterSeconds: 0"
 /// # Errors
 /// Not retryable when another index is in the way, when there is no index and the user may not create it.
 pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
-    let options = IndexOptions::builder().expire_after(Duration::ZERO).build();
-    let index = IndexModel::builder()
-        .keys(doc! { EXPIRES_AT: 1 })
-        .options(options)
-        .build();
-    let failure = match locks
-        .create_index(index)
-        .write_concern(one_member())
-        .await
-        .map_err(Failure)
-    {
-        Ok(_) => return Ok(()),
-        Err(failure) => failure,
+    let index = doc! { "key": { EXPIRES_AT: 1 }, "name": format!("{EXPIRES_AT}_1"), "expireAfterSeconds": 0 };
+    let create = doc! { "createIndexes": locks.name(), "indexes": [index], "writeConcern": { "w": 1 } };
+    let Err(failure) = run(locks, create).await else {
+        return Ok(());
     };
     let is_in_the_way = matches!(failure.code(), Some(OTHER_OPTIONS | OTHER_KEYS));
     if !is_in_the_way && !failure.is_unauthorized() {
@@ -74,17 +64,25 @@ pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
 
 /// Whether the index exists, under any name.
 async fn exists(locks: &Collection<Document>) -> Outcome<bool> {
-    let indexes = match list(locks).await {
+    // One reply has all of them: a collection has 64 at most.
+    let indexes = match run(locks, doc! { "listIndexes": locks.name() }).await {
         Err(failure) if failure.code() == Some(NO_COLLECTION) => return Ok(false),
         indexes => indexes?,
     };
-    Ok(indexes.iter().any(|index| {
-        let options = index.options.as_ref();
-        let ends_at_once = options.and_then(|options| options.expire_after) == Some(Duration::ZERO);
-        let is_partial = options.is_some_and(|options| options.partial_filter_expression.is_some());
-        let is_on_the_end = index.keys.len() == 1 && index.keys.contains_key(EXPIRES_AT);
-        is_on_the_end && ends_at_once && !is_partial
-    }))
+    Ok(first_batch(&indexes).any(is_wanted))
+}
+
+fn is_wanted(index: &Document) -> bool {
+    let is_on_the_end = index
+        .get_document("key")
+        .is_ok_and(|key| key.len() == 1 && key.contains_key(EXPIRES_AT));
+    let ends_at_once = match index.get("expireAfterSeconds") {
+        Some(Bson::Int32(seconds)) => *seconds == 0,
+        Some(Bson::Int64(seconds)) => *seconds == 0,
+        Some(Bson::Double(seconds)) => *seconds == 0.0,
+        _ => false,
+    };
+    is_on_the_end && ends_at_once && !index.contains_key("partialFilterExpression")
 }
 
 /// Interval between two checks of the index while the collection is in use.
@@ -125,15 +123,12 @@ impl TtlIndex {
             return;
         }
         let (pool, locks) = (self.pool.clone(), self.pool.locks());
-        tokio::spawn(async move {
+        let checking = async move {
             let check = || async move { Ok(ensure(&locks).await) };
             if let Ok(Err(error)) = pool.call(Class::Query, check).await {
                 tracing::warn!(%error, "the TTL index could not be checked");
             }
-        });
+        };
+        tokio::spawn(checking.boxed());
     }
-}
-
-async fn list(locks: &Collection<Document>) -> Outcome<Vec<IndexModel>> {
-    Ok(locks.list_indexes().await?.try_collect().await?)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use redis::{ErrorKind, RedisError};
 
 use super::advice::{Kind, WrongServer, explain, explain_sentinel, tls_error, without_arguments};
-use crate::error::EngineError;
+use crate::error::{EngineError, is_passing_of_network};
 
 /// The engine's name in errors.
 pub(super) const ENGINE: &str = "redis";
@@ -40,8 +40,8 @@ pub(super) enum Failure {
     Unserved,
     /// The nodes of the cluster redirect in a circle: the slot is moving.
     Moving,
-    /// The engine was closed.
-    Closed,
+    /// The engine was closed. Contains the address.
+    Closed(Arc<str>),
 }
 
 impl Failure {
@@ -106,7 +106,7 @@ impl Failure {
             | Failure::Refused { .. }
             | Failure::WrongServer(_)
             | Failure::TooOld(_)
-            | Failure::Closed => false,
+            | Failure::Closed(_) => false,
         }
     }
 
@@ -190,7 +190,7 @@ impl fmt::Display for Failure {
             ),
             Failure::Moving => f.write_str("the nodes of the cluster do not agree yet where the slot of the name is"),
             Failure::Unserved => f.write_str("no node of the cluster serves the slot of the name"),
-            Failure::Closed => f.write_str("the connection was closed by this side"),
+            Failure::Closed(address) => write!(f, "the connection to {address} was closed by this side"),
         }
     }
 }
@@ -262,6 +262,21 @@ pub(super) fn broken() -> RedisError {
     io::Error::new(io::ErrorKind::BrokenPipe, text).into()
 }
 
+/// Adds the address to the error of a connection that broke.
+pub(super) fn at(address: &str) -> impl FnOnce(RedisError) -> RedisError {
+    move |error| {
+        if error.kind() != ErrorKind::Io || !passes(&error) {
+            return error;
+        }
+        let kind = match io_error(&error).map_or(io::ErrorKind::BrokenPipe, io::Error::kind) {
+            // EPERM is retryable by its error number, which the new error does not have. `Other` is retryable.
+            io::ErrorKind::PermissionDenied => io::ErrorKind::Other,
+            kind => kind,
+        };
+        io::Error::new(kind, format!("{error} ({address})")).into()
+    }
+}
+
 /// Temporary errors: a server that starts, fails over, is out of memory or of disk space, or runs a slow script.
 const PASSING: [&str; 9] = [
     "LOADING",
@@ -294,13 +309,8 @@ fn code(error: &RedisError) -> &str {
 /// Whether the error is temporary: the same may succeed later without a change by an administrator.
 pub(super) fn passes(error: &RedisError) -> bool {
     match error.kind() {
-        // A bad certificate, or no TLS on the other side.
-        ErrorKind::Io if tls_error(error).is_some() => false,
         ErrorKind::Io => match io_error(error) {
-            Some(io) => !matches!(
-                io.kind(),
-                io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
-            ),
+            Some(io) => is_passing_of_network(io),
             // Without a cause it is a broken connection, reported by the driver or by this engine; else a problem of the
             // system's certificates.
             None => error.source().is_none(),

@@ -14,12 +14,12 @@ mod jobs;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod ledger;
 #[cfg(feature = "mysql")]
-mod mysql;
+pub(super) mod mysql;
 mod page;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 mod percent;
 #[cfg(feature = "postgres")]
-mod postgres;
+pub(super) mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod server;
 #[cfg(feature = "sqlite")]
@@ -31,12 +31,8 @@ mod udp_wakeup;
 pub use config::SqliteConfig;
 #[cfg(feature = "mysql")]
 pub use mysql::MysqlConfig;
-#[cfg(feature = "mysql")]
-pub(super) use mysql::MysqlEngine;
 use page::Page;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresConfig;
-#[cfg(feature = "postgres")]
-pub(super) use postgres::PostgresEngine;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteEngine;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::client::{Access, Login};
 use super::layout::Layout;
 use crate::engine::Settings;
-use crate::engine::entries::target::{Rule, Server, Target};
+use crate::engine::entries::target::{Rule, Server, Target, addresses};
 use crate::error::LockError;
 
 pub(super) const RULE: Rule = Rule {
@@ -35,6 +35,11 @@ impl std::fmt::Debug for ZookeeperConfig {
 }
 
 impl ZookeeperConfig {
+    /// Returns the servers for messages.
+    pub(in crate::engine) fn address(&self) -> String {
+        addresses(&self.servers)
+    }
+
     /// Parses `zookeeper://` and `zookeepers://`.
     ///
     /// # Errors

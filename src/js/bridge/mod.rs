@@ -150,27 +150,20 @@ impl Bridge {
     }
 
     /// Runs `work` on this thread (`local_executor.rs`) or on the I/O thread, and then `settle` on this thread. Keeps the event loop
-    /// alive until then.
+    /// alive until then, unless it `is_in_background`.
     pub(super) fn call<T: Send + 'static>(
         &self,
         env: &Env,
+        is_in_background: bool,
         work: impl Future<Output = Result<T, LockError>> + Send + 'static,
         settle: impl FnOnce(&Env, &Rc<Bridge>, Result<T, LockError>) + Send + 'static,
     ) {
-        if self.in_progress.get() == self.in_background.get() {
+        if is_in_background {
+            self.in_background.set(self.in_background.get() + 1);
+        } else if self.in_progress.get() == self.in_background.get() {
             self.reference(env);
         }
-        self.start_job(call::new(work, settle, false));
-    }
-
-    /// Like [`Bridge::call`], but does not keep the event loop alive.
-    pub(super) fn call_in_background<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T, LockError>> + Send + 'static,
-        settle: impl FnOnce(&Env, &Rc<Bridge>, Result<T, LockError>) + Send + 'static,
-    ) {
-        self.in_background.set(self.in_background.get() + 1);
-        self.start_job(call::new(work, settle, true));
+        self.start_job(call::new(work, settle, is_in_background));
     }
 
     fn start_job(&self, job: Job) {
@@ -231,7 +224,7 @@ impl Bridge {
     ) -> napi::Result<Unknown<'env>> {
         let (deferred, promise) = Deferred::new(env)?;
         let locks = locks.clone();
-        self.call(env, work, move |env, bridge, result| {
+        self.call(env, false, work, move |env, bridge, result| {
             hold_process(env, bridge, &locks);
             deferred.settle(env, result.and_then(|value| make(bridge, value)));
         });
@@ -309,7 +302,7 @@ fn wake_function(env: &Env) -> napi::Result<sys::napi_threadsafe_function> {
 /// exit and leave a lock without a caller.
 pub(super) fn hold_process(env: &Env, bridge: &Bridge, locks: &Locks) {
     if let Some(released) = locks.background_releases() {
-        bridge.call(env, released.map(Ok), |_, _, _| {});
+        bridge.call(env, false, released.map(Ok), |_, _, _| {});
     }
 }
 

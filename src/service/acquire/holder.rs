@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::Acquisition;
+use crate::error::EngineError;
 use crate::model::{Fence, Holder, Key, LockInfo};
 use crate::service::options::{HOLDER_TIMEOUT, MIN_STORE_TIMEOUT};
 use crate::service::{Lease, Shared};
@@ -15,8 +16,8 @@ use crate::service::{Lease, Shared};
 pub struct BusyLock {
     /// The name.
     pub name: Key,
-    /// Its state. `None`: the name became free, or the store did not answer in time.
-    pub info: Option<LockInfo>,
+    /// Its state. `None`: it has become free, or is reserved for a waiter of several names. An error: the store did not return it.
+    pub info: Result<Option<LockInfo>, EngineError>,
     /// Whether this process is the holder.
     pub is_own: bool,
 }
@@ -26,7 +27,7 @@ impl Acquisition {
     ///
     /// # Behavior
     /// Takes at most [`HOLDER_TIMEOUT`], and ends at most [`MIN_STORE_TIMEOUT`] after the deadline of the call. Without an answer
-    /// until then, after an error of the store and in a cancelled call there is no holder.
+    /// until then and after an error of the store the holder is not known. A cancelled call does not read it.
     pub(super) async fn busy_lock(&self) -> BusyLock {
         let shared = &self.shared;
         let name = self.busy_name.as_ref().unwrap_or(&self.names[0]);
@@ -38,16 +39,16 @@ impl Acquisition {
             let _permit = shared.holder_reads.acquire().await;
             shared.engine.inspect_now(name).await
         });
+        let began = Instant::now();
         let info = tokio::select! {
             biased;
             _ = self.cancelled() => None,
-            info = reading => info.ok().and_then(Result::ok).flatten(),
+            info = reading => info.ok(),
         };
-        BusyLock {
-            name: name.clone(),
-            is_own: info.as_ref().is_some_and(|info| self.is_own(name, info)),
-            info,
-        }
+        let info = info.unwrap_or_else(|| Err(shared.engine.no_answer("inspect", began.elapsed())));
+        let is_own = matches!(&info, Ok(Some(info)) if self.is_own(name, info));
+        let name = name.clone();
+        BusyLock { name, info, is_own }
     }
 
     /// Whether a service of this process is the holder. Containers may have the same host name and process id: only a lease of this

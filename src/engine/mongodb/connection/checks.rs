@@ -8,6 +8,7 @@ use mongodb::{Collection, Namespace};
 
 use crate::engine::mongodb::Outcome;
 use crate::engine::mongodb::connection::pool::Connected;
+use crate::engine::mongodb::connection::{first_batch, run};
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure, UNSATISFIABLE};
 use crate::engine::mongodb::queue::pipelines::{self, Waiter};
@@ -78,14 +79,15 @@ fn other_shard_key(collection: &str) -> EngineError {
 /// Whether the collection has a collation. Comparisons in an aggregation have that of the collection.
 async fn has_collation(locks: &Collection<Document>) -> Outcome<bool> {
     let is_equal = doc! { "$eq": [{ "$literal": ONE_CHARACTER }, { "$literal": TWO_CHARACTERS }] };
-    let steps = [
+    let steps = vec![
         doc! { "$limit": 1 },
         // One document also of an empty collection.
         doc! { "$facet": { "none": [{ "$limit": 1 }] } },
         doc! { "$project": { "isEqual": is_equal } },
     ];
-    let mut answer = locks.aggregate(steps).await?;
-    Ok(answer.advance().await? && answer.deserialize_current()?.get_bool("isEqual").unwrap_or(false))
+    let command = doc! { "aggregate": locks.name(), "pipeline": steps, "cursor": {} };
+    let answer = run(locks, command).await?;
+    Ok(first_batch(&answer).any(|found| found.get_bool("isEqual").unwrap_or(false)))
 }
 
 /// Executes an attempt that matches no document, with all expressions of a lock.

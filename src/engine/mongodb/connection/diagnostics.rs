@@ -14,7 +14,7 @@ pub(crate) struct Diagnosis {
 const UNTRUSTED: &str = "its certificate is from an authority that is not trusted here (tls.caFile names one that is)";
 
 /// Parts of the driver's texts: the meaning, and whether it is transient. The first match counts.
-const MEANINGS: [(&str, &str, bool); 17] = [
+const MEANINGS: [(&str, &str, bool); 18] = [
     ("UnknownIssuer", UNTRUSTED, false),
     // Two authorities of one name.
     ("peer certificate: BadSignature", UNTRUSTED, false),
@@ -64,6 +64,11 @@ const MEANINGS: [(&str, &str, bool); 17] = [
     ("lookup address", "its name cannot be resolved", true),
     ("DNS resolution", "its name cannot be resolved", true),
     ("timed out", "it does not answer", true),
+    (
+        "Not a directory",
+        "a part of the socket's path is not a directory",
+        false,
+    ),
 ];
 
 /// Describes the text of an error of the driver.

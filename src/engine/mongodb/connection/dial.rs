@@ -141,7 +141,7 @@ impl MongodbEngine {
             clock_offset: ClockOffset::new(reading),
             reading: SharedReading::default(),
             clock: ServerClock::new(if is_cluster { Clock::Cluster } else { Clock::Process }),
-            address: servers(&config.connection.host_info),
+            address: config.address(),
             prefix: config.prefix,
             pool,
         };
@@ -149,12 +149,14 @@ impl MongodbEngine {
     }
 }
 
-/// Returns the servers of a URL, for messages.
-fn servers(hosts: &HostInfo) -> String {
-    match hosts {
-        HostInfo::HostIdentifiers(hosts) => hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-        HostInfo::DnsRecord(name) => name.clone(),
-        _ => String::new(),
+impl MongodbConfig {
+    /// Returns the servers of the URL, for messages.
+    pub(in crate::engine) fn address(&self) -> String {
+        match &self.connection.host_info {
+            HostInfo::HostIdentifiers(hosts) => hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+            HostInfo::DnsRecord(name) => name.clone(),
+            _ => String::new(),
+        }
     }
 }
 

@@ -5,6 +5,11 @@
 //! - `pool.rs`: which calls may use a connection, and in which order. `openings.rs`: how connections are opened. `session.rs`:
 //!   the session of an attempt. `checkouts.rs`: how often the driver sent a command. `clock.rs`: readings of the server's clock.
 
+use mongodb::Collection;
+use mongodb::bson::{Bson, Document};
+
+use crate::engine::mongodb::Outcome;
+
 pub(super) mod checkouts;
 mod checks;
 pub(super) mod clock;
@@ -14,3 +19,21 @@ pub(super) mod openings;
 pub(super) mod pool;
 pub(super) mod server_monitor;
 pub(super) mod session;
+
+/// Runs a command in the database of a collection. The driver does not retry it.
+///
+/// # Why
+/// Each typed operation of the driver makes the addon some 30 KB larger. Used by the checks of `connect` and of the TTL index, which are
+/// repeated anyway.
+pub(crate) async fn run(locks: &Collection<Document>, command: Document) -> Outcome<Document> {
+    let database = locks.client().database(&locks.namespace().db);
+    Ok(database.run_command(command).await?)
+}
+
+/// Returns the documents of a reply's first batch.
+pub(crate) fn first_batch(reply: &Document) -> impl Iterator<Item = &Document> {
+    let batch = reply
+        .get_document("cursor")
+        .and_then(|cursor| cursor.get_array("firstBatch"));
+    batch.into_iter().flatten().filter_map(Bson::as_document)
+}

@@ -29,7 +29,7 @@ use mongodb::bson::{Document, doc};
 use mongodb::options::{CollectionOptions, WriteConcern};
 use mongodb::{Client, Collection};
 use parking_lot::RwLock;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::clock::Moment;
 use crate::engine::attempt_queue::{self, AttemptQueue};
@@ -251,30 +251,38 @@ impl Pool {
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
     {
-        let pool = self.clone();
-        // Boxed: the code of a task exists once for each result, and not for each kind of call.
-        let calls: BoxFuture<'static, Outcome<T>> = Box::pin(calls);
-        let task = tokio::spawn(async move {
-            let began = Moment::now();
-            let outcome = tokio::select! {
-                biased;
-                outcome = calls => Some(outcome),
-                () = pool.has_no_answer_in_time(began) => None,
-            };
-            drop(permit);
-            if let Some(outcome) = outcome {
-                pool.answered.store(Moment::now().to_nanos(), Relaxed);
-                pool.answered_began.fetch_max(began.to_nanos(), Relaxed);
-                return outcome.map_err(|failure| pool.explain(failure));
-            }
-            let waited = began.elapsed();
-            if waited >= pool.store_timeout * LIMIT {
-                pool.replace_client_unless_answered_since(began);
-            }
-            Err(Failure::unanswered(waited))
-        });
-        // The task panicked, or its runtime ended.
-        async { task.await.unwrap_or_else(|_| Err(Failure::shutdown())) }
+        let (pool, (sender, answer)) = (self.clone(), oneshot::channel());
+        let calls = async move {
+            let outcome = calls.await.map_err(|failure| pool.explain(failure));
+            let _ = sender.send(outcome);
+        };
+        let task = tokio::spawn(self.clone().within_limit(permit, calls.boxed()));
+        async {
+            // The task panicked, or its runtime ended.
+            task.await.unwrap_or_else(|_| Err(Failure::shutdown()))?;
+            answer.await.unwrap_or_else(|_| Err(Failure::shutdown()))
+        }
+    }
+
+    /// Waits for the end of `calls` within the limit. `calls` is boxed: this code is compiled once, and not for each kind of call.
+    async fn within_limit(self: Arc<Self>, permit: Permit, calls: BoxFuture<'static, ()>) -> Outcome<()> {
+        let began = Moment::now();
+        let have_ended = tokio::select! {
+            biased;
+            () = calls => true,
+            () = self.has_no_answer_in_time(began) => false,
+        };
+        drop(permit);
+        if have_ended {
+            self.answered.store(Moment::now().to_nanos(), Relaxed);
+            self.answered_began.fetch_max(began.to_nanos(), Relaxed);
+            return Ok(());
+        }
+        let waited = began.elapsed();
+        if waited >= self.store_timeout * LIMIT {
+            self.replace_client_unless_answered_since(began);
+        }
+        Err(Failure::unanswered(waited))
     }
 
     /// Makes the calls of a class as soon as there is a permit. Only then does `calls` create its future, because thousands of

@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use mongodb::bson::{Bson, Document, doc};
-use serde::Deserialize;
+use mongodb::bson::{Document, doc};
 
 use crate::engine::local_waiters::RESERVATION;
 use crate::engine::mongodb::documents::{KEPT, millis};
@@ -27,52 +26,30 @@ pub(crate) enum Change {
     Gap,
 }
 
-/// The fields of a change that the server sends.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Event {
-    #[serde(rename = "documentKey")]
-    document: Option<DocumentKey>,
-    /// `<process>:<owner>`.
-    to: Option<String>,
-    /// A grant, as in `hand_off.rs`.
-    granted: Option<String>,
-    /// How long the hand-off lasts, in milliseconds.
-    hold: Option<i64>,
-}
-
-#[derive(Debug, Deserialize)]
-struct DocumentKey {
-    #[serde(rename = "_id")]
-    id: Bson,
-}
-
-impl Event {
-    pub(crate) fn change(self, process: &str) -> Option<Change> {
-        let DocumentKey { id: Bson::String(id) } = self.document? else {
-            return None;
-        };
-        Some(match (self.to, self.granted) {
-            (Some(to), _) => {
-                let (to, owner) = to.split_once(':')?;
-                if to == process {
-                    let owner = OwnerToken::parse(owner).ok()?;
-                    Change::HandedOff { id, owner }
-                } else {
-                    let hold = Duration::from_millis(u64::try_from(self.hold?).ok()?);
-                    Change::Reserved { id, hold }
-                }
+/// Returns what an event of the stream means for waiters of `process`. `None`: nothing.
+pub(crate) fn change_of(event: &Document, process: &str) -> Option<Change> {
+    let id = event.get_document("documentKey").ok()?.get_str("_id").ok()?.to_owned();
+    // `<process>:<owner>`, and a grant as in `hand_off.rs`.
+    match (event.get_str("to"), event.get_str("granted")) {
+        (Ok(to), _) => {
+            let (to, owner) = to.split_once(':')?;
+            if to == process {
+                let owner = OwnerToken::parse(owner).ok()?;
+                return Some(Change::HandedOff { id, owner });
             }
-            (None, Some(granted)) => {
-                let (to, grant) = Grant::parse(&granted)?;
-                if to == process {
-                    Change::Granted { id, grant }
-                } else {
-                    let hold = grant.hold;
-                    Change::Reserved { id, hold }
-                }
-            }
-            (None, None) => Change::MaybeFree { id },
-        })
+            let hold = u64::try_from(event.get_i64("hold").ok()?).ok()?;
+            let hold = Duration::from_millis(hold);
+            Some(Change::Reserved { id, hold })
+        }
+        (_, Ok(granted)) => {
+            let (to, grant) = Grant::parse(granted)?;
+            let hold = grant.hold;
+            Some(match to == process {
+                true => Change::Granted { id, grant },
+                false => Change::Reserved { id, hold },
+            })
+        }
+        _ => Some(Change::MaybeFree { id }),
     }
 }
 

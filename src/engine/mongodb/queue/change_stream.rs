@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
+use mongodb::bson::Document;
 use mongodb::bson::oid::ObjectId;
 use mongodb::change_stream::ChangeStream;
 use mongodb::options::ReadConcern;
@@ -34,7 +35,7 @@ use crate::backoff::Backoff;
 use crate::engine::mongodb::Outcome;
 use crate::engine::mongodb::connection::pool::Pool;
 use crate::engine::mongodb::error::Failure;
-use crate::engine::mongodb::queue::change_event::{self, Change, Event};
+use crate::engine::mongodb::queue::change_event::{self, Change, change_of};
 use crate::engine::mongodb::ttl_index::TtlIndex;
 
 /// How long the stream stays open without subscribers, at least (at most twice as long).
@@ -128,7 +129,7 @@ impl Shared {
         }
     }
 
-    async fn open(&self) -> Outcome<ChangeStream<Event>> {
+    async fn open(&self) -> Outcome<ChangeStream<Document>> {
         let covered = {
             let mut state = self.state.lock();
             let names = state.names.keys().cloned();
@@ -208,7 +209,7 @@ impl Shared {
     /// Delivers changes until the stream breaks, another primary is elected, or the stream is not needed any more.
     async fn deliver_changes(
         &self,
-        mut stream: ChangeStream<Event>,
+        mut stream: ChangeStream<Document>,
         mut election: watch::Receiver<Option<ObjectId>>,
     ) -> Ended {
         let mut uses = self.state.lock().all_uses;
@@ -223,7 +224,7 @@ impl Shared {
             tokio::select! {
                 event = stream.next() => match event {
                     Some(Ok(event)) => {
-                        if let Some(change) = event.change(&self.process) {
+                        if let Some(change) = change_of(&event, &self.process) {
                             (self.deliver)(change);
                         }
                     }

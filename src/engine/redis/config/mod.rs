@@ -156,7 +156,7 @@ impl RedisConfig {
     }
 
     /// Host and port, for messages.
-    pub(super) fn address(&self) -> String {
+    pub(in crate::engine) fn address(&self) -> String {
         match &self.source {
             Source::Url | Source::Sharded | Source::Cluster(_) => show_address(self.server.addr()),
             Source::Sentinels(sentinels) => sentinels.to_string(),

@@ -7,7 +7,7 @@ use url::Url;
 
 use super::hosts::{HostList, decoded};
 use super::prepare;
-use crate::engine::config::unknown_option;
+use crate::engine::url_options::unknown_option;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 

@@ -159,7 +159,7 @@ impl Link {
                     return Ok(connection.clone());
                 }
                 Slot::Opening(opening) => opening.clone(),
-                Slot::Closed => return Err(Failure::Closed),
+                Slot::Closed => return Err(Failure::Closed(self.address.clone())),
                 Slot::Open(_) | Slot::Empty => self.start(&mut state),
             }
         };
@@ -206,7 +206,8 @@ impl Link {
             // All callers may have been dropped.
             let _ = done.send(link.publish(generation, opened));
         }));
-        let opening = async move { result.await.unwrap_or(Err(Failure::Closed)) }
+        let address = self.address.clone();
+        let opening = async move { result.await.unwrap_or(Err(Failure::Closed(address))) }
             .boxed()
             .shared();
         state.slot = Slot::Opening(opening.clone());
@@ -260,7 +261,7 @@ impl Link {
     ) -> Result<Arc<Connection>, Failure> {
         let mut state = self.state();
         if matches!(state.slot, Slot::Closed) {
-            return Err(Failure::Closed);
+            return Err(Failure::Closed(self.address.clone()));
         }
         match &opened {
             Ok(connection) if !connection.health.is_dead() => {

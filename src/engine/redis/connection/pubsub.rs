@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::{Connection, Link};
 use crate::engine::Subscription;
-use crate::engine::redis::error::Failure;
+use crate::engine::redis::error::{Failure, broken};
 
 /// The largest number of channels in one SUBSCRIBE.
 const AT_ONCE: usize = 500;
@@ -290,7 +290,7 @@ mod sharded {
         topic.confirmed.store(connection.generation, Ordering::Relaxed);
         if topic.ended.load(Ordering::Relaxed) != ended {
             topic.confirmed.store(0, Ordering::Relaxed);
-            return Err(out_of_step());
+            return Err(broken());
         }
         Ok(())
     }
@@ -313,12 +313,8 @@ mod sharded {
             }
             // The node has ended a subscription at the same time, and the driver took that push for the reply: replies and
             // calls are out of step from here on. A new connection corrects that.
-            _ => Err(out_of_step()),
+            _ => Err(broken()),
         }
-    }
-
-    fn out_of_step() -> redis::RedisError {
-        std::io::Error::new(std::io::ErrorKind::InvalidData, "a subscription ended while it began").into()
     }
 }
 

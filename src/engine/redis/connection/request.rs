@@ -8,7 +8,7 @@ use redis::{Cmd, RedisResult, Value};
 use super::liveness::Health;
 use super::{Connection, Link};
 use crate::clock::Moment;
-use crate::engine::redis::error::{Failure, broken, spoils_connection};
+use crate::engine::redis::error::{Failure, at, broken, spoils_connection};
 use crate::engine::redis::fast_path::FastPath;
 use crate::engine::redis::scripts::Script;
 
@@ -170,7 +170,7 @@ impl Link {
         if reply.as_ref().is_err_and(spoils_connection) {
             fast_path.end();
         }
-        Ok(reply?)
+        Ok(reply.map_err(at(&self.address))?)
     }
 
     /// Waits for a reply on a connection, and records its liveness.
@@ -192,7 +192,7 @@ impl Link {
         if reply.as_ref().is_err_and(spoils_connection) {
             self.lose(connection.generation);
         }
-        Ok(reply?)
+        Ok(reply.map_err(at(&self.address))?)
     }
 }
 

@@ -34,6 +34,8 @@ fn what_passes_is_retryable() {
     ] {
         assert!(Failure::Call(io::Error::from(kind).into()).retryable(), "{kind}");
     }
+    let socket_in_a_file = io::Error::from(io::ErrorKind::NotADirectory).into();
+    assert!(!Failure::Call(socket_in_a_file).retryable());
     assert!(Failure::Call(io::Error::other("failed to lookup address information").into()).retryable());
 }
 
@@ -57,6 +59,25 @@ fn what_a_human_mends_is_not() {
     let failure = Failure::Call(io::Error::new(io::ErrorKind::InvalidData, tls).into());
     assert!(!failure.retryable() && !failure.clone().during("connect").retryable);
     assert!(failure.during("renew").retryable, "certificates may be exchanged");
+}
+
+#[test]
+fn the_error_of_an_open_connection_has_its_address() {
+    for error in [io::Error::from(io::ErrorKind::BrokenPipe).into(), broken()] {
+        let failure = Failure::from(at("h:1")(error));
+        assert!(
+            failure.retryable() && failure.to_string().ends_with(" (h:1)"),
+            "{failure}"
+        );
+    }
+    let tls = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError);
+    assert!(tls_error(&at("h:1")(tls.into())).is_some());
+    assert_eq!(
+        at("h:1")(server("NOAUTH x")).to_string(),
+        server("NOAUTH x").to_string()
+    );
+    let closed = Failure::Closed("h:1".into()).to_string();
+    assert_eq!(closed, "the connection to h:1 was closed by this side");
 }
 
 #[test]

@@ -24,6 +24,12 @@ pub struct QuorumConfig {
 }
 
 impl QuorumConfig {
+    /// Returns the addresses of the nodes, for messages.
+    pub(in crate::engine) fn address(&self) -> String {
+        let all: Vec<String> = self.nodes.iter().map(RedisConfig::address).collect();
+        all.join(", ")
+    }
+
     /// Parses a list of at least three URLs, each with [`RedisConfig::parse`].
     ///
     /// # Behavior

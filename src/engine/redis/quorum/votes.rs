@@ -234,7 +234,7 @@ mod tests {
         let (yes, no, failed, silent) = (
             || Some(Ok(true)),
             || Some(Ok(false)),
-            || Some(Err(Failure::Closed)),
+            || Some(Err(Failure::Closed("h:1".into()))),
             || None,
         );
         assert_eq!(judged(&[yes(), silent(), silent()]), None);

@@ -228,10 +228,11 @@ async fn a_closed_engine_refuses_calls_and_leaves_nothing_behind() {
     ours.close().await;
     let error = ours.try_acquire(&claim("n")).await.unwrap_err();
     assert!(!error.retryable);
-    assert_eq!(
-        error.to_string(),
-        "redis: acquire failed: the connection was closed by this side"
+    let closed = format!(
+        "redis: acquire failed: the connection to {} was closed by this side",
+        ours.address()
     );
+    assert_eq!(error.to_string(), closed);
     eventually("the connection is gone", async || {
         other.run::<String>("CLIENT LIST").await.lines().count() == 1
     })

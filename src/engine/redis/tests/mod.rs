@@ -281,9 +281,13 @@ impl Server {
         let _ = self.process.wait();
     }
 
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     fn url(&self) -> String {
         let scheme = if self.files.is_some() { "rediss" } else { "redis" };
-        format!("{scheme}://127.0.0.1:{}", self.port)
+        format!("{scheme}://{}", self.address())
     }
 
     /// Returns the TLS settings for its URL.

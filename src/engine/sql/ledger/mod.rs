@@ -106,10 +106,10 @@ impl Ledger {
                 Acquired::Granted { fence }
             }
             Decision::Busy { index, retry_after, .. } => {
-                // All or nothing, and one position at a time. A waiter reserves the names before the busy one until its next
-                // attempt. So waiters acquire names in their order, which cannot deadlock, and callers that keep each of the
-                // names busy do not starve a waiter for all of them.
-                self.release_names(&claim.owner, names, Duration::ZERO);
+                // A waiter has one position, and reserves the names before the busy one until its next attempt: waiters acquire
+                // names in their order, which cannot deadlock, and callers that keep each name busy do not starve them.
+                let kept = if claim.waiting { index } else { 0 };
+                self.release_names(&claim.owner, &names[kept..], Duration::ZERO);
                 if claim.waiting {
                     self.reserve(claim, &names[..index]);
                     self.enter(claim, &names[index]);
@@ -311,14 +311,17 @@ impl Ledger {
         }
     }
 
-    /// Reserves free names for a waiter, for as long as its position lives, or for its ttl if that is shorter.
+    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter. Writes again when 60 % are left.
     fn reserve(&mut self, claim: &Claim, names: &[StoredName]) {
-        let expires_us = self.now_us + micros(waiter_liveness(claim.ttl));
+        let (now_us, lasts_us) = (self.now_us, micros(waiter_liveness(claim.ttl)));
         for name in names {
             let row = self.rows.entry(name.clone()).or_default();
+            if row.is_reserved_for(&claim.owner) && 5 * (row.expires_us - now_us) > 3 * lasts_us {
+                continue;
+            }
             *row = Row {
                 owner: Some(format!("{}{RESERVED}", claim.owner.as_str())),
-                expires_us,
+                expires_us: now_us + lasts_us,
                 fence: row.fence,
                 is_granted: true,
                 is_changed: true,

@@ -102,6 +102,21 @@ fn waiters_for_several_names_wait_in_the_order_of_names() {
     assert_eq!(tried.busy_for(&three[0]), None);
 }
 
+/// The ttl is 800 ms.
+#[test]
+fn a_reservation_is_written_again_when_60_percent_of_its_time_is_left() {
+    let (waiter, names) = claim(&["a", "b"], true);
+    for (left_us, is_written) in [(481_000, false), (479_000, true)] {
+        let reserved = Row::read(Some(format!("{}{RESERVED}", waiter.owner.as_str())), NOW + left_us, 7);
+        let mut busy = ledger(&[("a", reserved), ("b", held("holder"))], Vec::new());
+        busy.attempt(&waiter, &names);
+        let expected = if is_written { 800_000 } else { left_us };
+        assert_eq!(busy.busy_for(&names[0]), Some(Duration::from_micros(expected as u64)));
+        let changes = busy.finish();
+        assert_eq!(changes.rows.iter().any(|(name, _)| *name == names[0]), is_written);
+    }
+}
+
 #[test]
 fn the_calls_of_one_transaction_follow_each_other() {
     let ((first, n), (second, _)) = (claim(&["n"], true), claim(&["n"], true));

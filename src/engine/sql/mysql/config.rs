@@ -8,10 +8,10 @@ use sqlx::ConnectOptions;
 use sqlx::mysql::MySqlConnectOptions;
 use url::Url;
 
-use crate::engine::config::unknown_option;
 use crate::engine::sql::percent::percent_decoded;
 use crate::engine::sql::server::config::{POOL_OPTIONS, checked_table};
 use crate::engine::tls::{Pem, WrongFile};
+use crate::engine::url_options::unknown_option;
 use crate::engine::{Settings, TlsFiles, Warnings};
 use crate::error::LockError;
 use crate::event_loop::EventLoop;
@@ -49,7 +49,7 @@ pub struct MysqlConfig {
     /// The prefix of every name.
     pub(super) key_prefix: String,
     /// The server and the database, for messages.
-    pub(super) server: String,
+    pub(in crate::engine) server: String,
     pub(super) warnings: Option<Arc<Warnings>>,
     pub(super) store_timeout: Duration,
     pub(super) max_connections: Option<u32>,
@@ -223,7 +223,7 @@ mod tests {
         assert!(
             error
                 .message
-                .ends_with(" not one of ssl-mode, socket (or has no such value): charset"),
+                .ends_with(" not one of ssl-mode, socket, or that has an invalid value: charset"),
             "{error:?}"
         );
     }

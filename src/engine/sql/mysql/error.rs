@@ -7,6 +7,7 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
 use crate::engine::tls::CertificateFault;
+use crate::error::is_passing_of_network;
 
 /// The text of the driver's error for a server without TLS.
 const NO_TLS: &str = "does not support TLS";
@@ -87,8 +88,11 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
             None => (Kind::Permanent, database.message().to_owned()),
         },
         Error::Io(cause) => {
-            let is_permanent = is_tls(error) || cause.kind() == io::ErrorKind::InvalidInput;
-            let kind = if is_permanent { Kind::Permanent } else { Kind::Broken };
+            let kind = if is_passing_of_network(cause) {
+                Kind::Broken
+            } else {
+                Kind::Permanent
+            };
             (kind, with_advice(causes(error), of_certificate(cause)))
         }
         Error::Configuration(cause) if cause.to_string().starts_with("RSA") => (Kind::Permanent, NEEDS_TLS.to_owned()),
@@ -128,6 +132,12 @@ fn text_of(number: u16, message: &str) -> String {
         1836 => Some(READ_ONLY),
         3159 => Some(INSECURE),
         _ => None,
+    };
+    // The server's text repeats a part of the statement, which has names and metadata.
+    let message = if number == 1064 {
+        "the server cannot parse a statement of holdfast"
+    } else {
+        message
     };
     with_advice(format!("{message} [{number}]"), advice)
 }
@@ -201,9 +211,9 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_connection_without_a_file_descriptor_can_be_tried_again() {
-        for errno in [23, 24] {
+        for (errno, expected) in [(23, Kind::Broken), (24, Kind::Broken), (20, Kind::Permanent)] {
             let (kind, message) = kind_of(&Error::Io(io::Error::from_raw_os_error(errno)));
-            assert_eq!(kind, Kind::Broken, "{message}");
+            assert_eq!(kind, expected, "{message}");
         }
     }
 
@@ -221,6 +231,15 @@ mod tests {
         assert!(text_of(1045, "Access denied").contains("[1045] (check the user name and the password"));
         assert!(text_of(1046, "No database selected").contains("[1046] (name the database in the URL"));
         assert_eq!(text_of(1062, "Duplicate entry"), "Duplicate entry [1062]");
+        for repeats in [
+            "You have an error in your SQL syntax near 'job:7' at line 1",
+            "Fehler bei 'job:7' in Zeile 1",
+        ] {
+            assert_eq!(
+                text_of(1064, repeats),
+                "the server cannot parse a statement of holdfast [1064]"
+            );
+        }
     }
 
     #[test]

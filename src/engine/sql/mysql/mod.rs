@@ -13,6 +13,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use async_trait::async_trait;
+
 pub use self::config::MysqlConfig;
 use self::session::{MysqlServer, MysqlSession};
 use super::Page;
@@ -47,31 +49,33 @@ const NAME: &str = "mysql";
 /// acknowledgement (some 40 ms). More attempts and releases are no faster; more renewals take less CPU.
 const STATEMENT_BATCH: usize = 64;
 
-/// The engine behind `mysql://` and `mariadb://` URLs.
-pub(in crate::engine) type MysqlEngine = ServerEngine<MysqlServer>;
-
-impl MysqlEngine {
-    /// Connects to the server. Creates the tables if they are missing.
-    ///
-    /// # Errors
-    /// Retryable when the server cannot be reached or has no free connection. Not retryable when it refuses the login, or the tables
-    /// have other columns or another storage engine than InnoDB.
-    pub async fn connect(config: MysqlConfig) -> Result<Arc<Self>> {
-        let key_prefix = config.key_prefix.clone();
-        Self::start(MysqlServer::new(config), key_prefix).await
-    }
+/// Connects to the server of `mysql://` and `mariadb://` URLs. Creates the tables if they are missing.
+///
+/// # Errors
+/// Retryable when the server cannot be reached or has no free connection. Not retryable when it refuses the login, or the tables
+/// have other columns or another storage engine than InnoDB.
+pub(in crate::engine) async fn connect(config: MysqlConfig) -> Result<Arc<ServerEngine>> {
+    let key_prefix = config.key_prefix.clone();
+    ServerEngine::start(MysqlServer::new(config), key_prefix).await
 }
 
+#[async_trait]
 impl Server for MysqlServer {
-    type Session = MysqlSession;
+    fn statement_limit(&self) -> Limit {
+        Limit {
+            claims: STATEMENT_BATCH,
+            renewals_per_claim: 4,
+        }
+    }
 
-    const STATEMENT_LIMIT: Limit = Limit {
-        claims: STATEMENT_BATCH,
-        renewals_per_claim: 4,
-    };
-    // Its packets have more text per claim.
-    const TRANSACTION_LIMIT: Limit = Limit::claims(BATCH / 2);
-    const HANDS_OFF_IN_ONE: bool = false;
+    fn transaction_limit(&self) -> Limit {
+        // Its packets have more text per claim.
+        Limit::claims(BATCH / 2)
+    }
+
+    fn hands_off_in_one(&self) -> bool {
+        false
+    }
 
     fn connections(&self) -> &Arc<Connections> {
         &self.connections
@@ -81,8 +85,8 @@ impl Server for MysqlServer {
         self.config.max_connections.unwrap_or(FOR_CALLS) as usize
     }
 
-    async fn connect(self: &Arc<Self>) -> Outcome<MysqlSession> {
-        MysqlSession::open(self).await
+    async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>> {
+        Ok(Box::new(MysqlSession::open(&self).await?))
     }
 
     fn is_notified(&self) -> bool {
@@ -94,6 +98,7 @@ impl Server for MysqlServer {
     }
 }
 
+#[async_trait]
 impl Session for MysqlSession {
     fn connection(&self) -> &Arc<Connection> {
         &self.connection
@@ -107,8 +112,8 @@ impl Session for MysqlSession {
         MysqlSession::ping(self).await
     }
 
-    async fn close(self) {
-        MysqlSession::close(self).await;
+    async fn close(self: Box<Self>) {
+        MysqlSession::close(*self).await;
     }
 
     async fn set_up(&mut self) -> Outcome<()> {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, TryStreamExt};
 use sqlx::mysql::{MySqlArguments, MySqlConnection, MySqlQueryResult, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either, Executor as _, SqlSafeStr as _};
 use tokio::time::{Instant, timeout};
@@ -16,7 +16,7 @@ use super::error::{READ_ONLY, cannot_prepare, has_no_tls, is_tls, kind_of, refus
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
-use crate::engine::sql::server::connection::{Connection, Connections, TEST_TIMEOUT};
+use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::sql::server::products::OF_MYSQL;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
@@ -203,7 +203,7 @@ impl MysqlSession {
         let (killing, limit) = (server.clone(), server.connections.store_timeout);
         let cancel = move || {
             let (server, thread) = (killing.clone(), thread.clone());
-            tokio::spawn(async move { timeout(limit, server.kill_statement(&thread)).await.is_ok() })
+            tokio::spawn(async move { timeout(limit, server.kill_statement(&thread)).await.is_ok() }.boxed())
         };
         Ok(MysqlSession {
             server: server.clone(),
@@ -244,7 +244,7 @@ impl MysqlSession {
 
     /// Executes a prepared statement within the store timeout. The first call of a connection prepares `text()`. `read` reads a row.
     /// `None`: the server cannot prepare it. Nothing was executed, and this connection prepares no further statements.
-    pub(super) async fn run_prepared<T>(
+    pub(super) async fn run_prepared<T: Send>(
         &mut self,
         statement: Statement,
         text: impl FnOnce(&Tables) -> String,
@@ -306,12 +306,7 @@ impl MysqlSession {
 
     /// Whether the connection is open. Tests one that was not used for some time: the driver does not see that it was closed.
     pub(super) async fn check_before_use(&mut self) -> bool {
-        if self.used_at.elapsed() < IDLE {
-            return true;
-        }
-        timeout(TEST_TIMEOUT, self.ping())
-            .await
-            .is_ok_and(|answered| answered.is_ok())
+        self.used_at.elapsed() < IDLE || self.ping().await.is_ok()
     }
 
     /// Sends a request without an effect, and waits for its answer.
@@ -357,7 +352,7 @@ async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec
 }
 
 /// Receives the answers of statements. `read` reads a row.
-async fn receive<T>(
+async fn receive<T: Send>(
     mut results: BoxStream<'_, sqlx::Result<Either<MySqlQueryResult, MySqlRow>>>,
     read: fn(&MySqlRow) -> sqlx::Result<T>,
     answers: &mut Vec<Answer<T>>,

@@ -21,6 +21,7 @@ use crate::engine::Login;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::Connections;
 use crate::engine::sql::server::error::{Failure, Kind};
+use crate::error::is_passing_of_network;
 
 /// The delay before the next server is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -136,6 +137,7 @@ async fn connect_to(
             }
             ConnectError::Driver(error) if is_tls(error) => (connections.kind_of_tls(), kind_of(error).1),
             ConnectError::Driver(error) => kind_of(error),
+            ConnectError::Socket(error) if !is_passing_of_network(error) => (Kind::Permanent, error.to_string()),
             ConnectError::Socket(_) | ConnectError::ReadOnly => (Kind::Broken, error.to_string()),
         };
         Failure::of_driver(connections, kind, message, error).at(&server.to_string())

@@ -8,6 +8,7 @@ use tokio_postgres::error::{DbError, SqlState};
 
 use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
 use crate::engine::tls::CertificateFault;
+use crate::error::is_passing_of_network;
 
 /// Returns what follows from an error, and its text.
 pub(super) fn kind_of(error: &Error) -> (Kind, String) {
@@ -52,10 +53,9 @@ fn kind_of_error(error: &Error) -> Kind {
         return Kind::Broken;
     }
     match io_error(error) {
-        Some(io) if tls_error(io).is_some() || io.kind() == io::ErrorKind::InvalidInput => Kind::Permanent,
-        Some(_) => Kind::Broken,
+        Some(io) if is_passing_of_network(io) => Kind::Broken,
         // For example a missing password, or a server without TLS.
-        None => Kind::Permanent,
+        _ => Kind::Permanent,
     }
 }
 

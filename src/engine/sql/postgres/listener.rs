@@ -12,7 +12,8 @@ use super::session::{PostgresServer, PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::ledger::{Content, Notification};
-use crate::engine::sql::server::pool::connected;
+use crate::engine::sql::server::connection::TEST_TIMEOUT;
+use crate::engine::sql::server::connection::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
 use crate::model::Fence;
@@ -52,7 +53,7 @@ fn notification_of(text: &str) -> Option<Notification> {
 }
 
 /// Listens until the connection breaks. `true`: there have been no waiters for some time.
-pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<PostgresServer>) -> Outcome<bool> {
+pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters) -> Outcome<bool> {
     let (sender, mut notifications) = mpsc::unbounded_channel();
     let session: PostgresSession = connected(server.connections(), server.connect_with(Some(sender))).await?;
     // It may lead to another server.
@@ -80,7 +81,8 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
         let received = tokio::select! {
             received = timeout(LISTENER_KEPT, notifications.recv()) => received,
             () = session.connection.outdated() => {
-                if session.connection.is_usable(session.execute("")).await {
+                let test = session.connection.is_usable(session.execute(""));
+                if timeout(TEST_TIMEOUT, test).await == Ok(true) {
                     continue;
                 }
                 Ok(None)

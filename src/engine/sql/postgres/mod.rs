@@ -9,6 +9,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use async_trait::async_trait;
+
 pub use self::config::PostgresConfig;
 use self::session::{PostgresServer, PostgresSession};
 use super::Page;
@@ -42,27 +44,29 @@ mod transaction;
 
 const NAME: &str = "postgres";
 
-/// The engine behind `postgres://` URLs.
-pub(in crate::engine) type PostgresEngine = ServerEngine<PostgresServer>;
-
-impl PostgresEngine {
-    /// Connects to the server. Creates the tables if they are missing.
-    ///
-    /// # Errors
-    /// Retryable when the server cannot be reached or has no free connection. Not retryable when it refuses the login, or the tables
-    /// have other columns.
-    pub async fn connect(config: PostgresConfig) -> Result<Arc<Self>> {
-        let key_prefix = config.key_prefix.clone();
-        Self::start(PostgresServer::new(config), key_prefix).await
-    }
+/// Connects to the server of `postgres://` URLs. Creates the tables if they are missing.
+///
+/// # Errors
+/// Retryable when the server cannot be reached or has no free connection. Not retryable when it refuses the login, or the tables
+/// have other columns.
+pub(in crate::engine) async fn connect(config: PostgresConfig) -> Result<Arc<ServerEngine>> {
+    let key_prefix = config.key_prefix.clone();
+    ServerEngine::start(PostgresServer::new(config), key_prefix).await
 }
 
+#[async_trait]
 impl Server for PostgresServer {
-    type Session = PostgresSession;
+    fn statement_limit(&self) -> Limit {
+        Limit::claims(256)
+    }
 
-    const STATEMENT_LIMIT: Limit = Limit::claims(256);
-    const TRANSACTION_LIMIT: Limit = Limit::claims(BATCH);
-    const HANDS_OFF_IN_ONE: bool = true;
+    fn transaction_limit(&self) -> Limit {
+        Limit::claims(BATCH)
+    }
+
+    fn hands_off_in_one(&self) -> bool {
+        true
+    }
 
     fn connections(&self) -> &Arc<Connections> {
         &self.connections
@@ -75,8 +79,8 @@ impl Server for PostgresServer {
         most.unwrap_or(FOR_CALLS) as usize
     }
 
-    async fn connect(self: &Arc<Self>) -> Outcome<PostgresSession> {
-        self.connect_with(None).await
+    async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>> {
+        Ok(Box::new(self.connect_with(None).await?))
     }
 
     fn is_notified(&self) -> bool {
@@ -87,11 +91,12 @@ impl Server for PostgresServer {
         self.config.warnings.as_deref()
     }
 
-    async fn receive(self: &Arc<Self>, waiters: &Waiters<Self>) -> Outcome<bool> {
-        listener::receive(self, waiters).await
+    async fn receive(self: Arc<Self>, waiters: &Waiters) -> Outcome<bool> {
+        listener::receive(&self, waiters).await
     }
 }
 
+#[async_trait]
 impl Session for PostgresSession {
     fn connection(&self) -> &Arc<Connection> {
         &self.connection
@@ -106,7 +111,7 @@ impl Session for PostgresSession {
         self.execute("").await
     }
 
-    async fn close(self) {}
+    async fn close(self: Box<Self>) {}
 
     async fn set_up(&mut self) -> Outcome<()> {
         self.set_up_once().await

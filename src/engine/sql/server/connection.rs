@@ -1,6 +1,6 @@
 //! The connections of one engine: their limits, and which of them are silent.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Outcome;
 use super::error::{Failure, Kind};
+use super::{Outcome, Server, Session};
 use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::event_loop::{EventLoop, Task};
 
@@ -23,7 +23,8 @@ const MAX_CANCELLATIONS: usize = 6;
 
 /// How long statements on an outdated connection may still run before they are cancelled.
 const OUTDATED_GRACE: Duration = Duration::from_millis(100);
-/// How long a connection has to answer a test. Not longer if packets are slow: they may have waited for locks.
+/// How long a task waits for the test of a connection. After that the test continues while a new connection is opened. Slow packets do
+/// not extend it, because they may have waited for locks.
 pub(in crate::engine::sql) const TEST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the connections of an engine share.
@@ -155,15 +156,15 @@ impl Connection {
         self.connections.epoch() > self.epoch()
     }
 
-    /// Whether the connection can be used. If another one was silent, `ping` tests this one. `false`: it does not answer, or a late
-    /// cancellation could end a statement.
+    /// Whether the connection can be used. If another one was silent, `ping` tests this one, without a time limit. `false`: `ping`
+    /// failed, or a late cancellation could end a statement.
     pub(in crate::engine::sql) async fn is_usable(&self, ping: impl Future<Output = Outcome<()>>) -> bool {
         let epoch = self.connections.epoch();
         if self.has_late_cancellation.load(Ordering::Relaxed) {
             return false;
         }
         if epoch > self.epoch() {
-            if !timeout(TEST_TIMEOUT, ping).await.is_ok_and(|answered| answered.is_ok()) {
+            if ping.await.is_err() {
                 return false;
             }
             self.answered();
@@ -207,25 +208,47 @@ impl Connection {
     /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
     /// connection was silent. Then cancels them. If the server confirms that, and cancels nothing later, the connection stays usable.
     /// Statements that are cancelled before the store timeout fail with [`Kind::Locked`] if the server confirms the cancellation.
-    pub(in crate::engine::sql) async fn within_limit<T>(
+    pub(in crate::engine::sql) async fn within_limit<T: Send>(
         &self,
-        statements: impl Future<Output = Outcome<T>>,
+        statements: impl Future<Output = Outcome<T>> + Send,
     ) -> Outcome<T> {
         self.within(self.connections.store_timeout, statements).await
     }
 
     /// Waits for the outcome of statements as [`Connection::within_limit`] does, for `limit` at most.
-    pub(super) async fn within<T>(&self, limit: Duration, statements: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    pub(super) async fn within<T: Send>(
+        &self,
+        limit: Duration,
+        statements: impl Future<Output = Outcome<T>> + Send,
+    ) -> Outcome<T> {
+        let mut answer = None;
+        let statements = async {
+            let outcome = statements.await;
+            let failed = outcome.as_ref().err().map(Failure::kind);
+            answer = Some(outcome);
+            failed
+        };
+        self.supervise(limit, pin!(statements)).await?;
+        // `supervise` succeeds only after `answer` was set.
+        answer.unwrap_or_else(|| Err(Failure::unexpected(&self.connections, "no outcome")))
+    }
+
+    /// Waits until `statements` ends, and cancels it if it takes too long (see [`Connection::within_limit`]). It resolves to the kind of
+    /// its failure, or to `None`. An error replaces the outcome of the statements.
+    async fn supervise(
+        &self,
+        limit: Duration,
+        mut statements: Pin<&mut (dyn Future<Output = Option<Kind>> + Send)>,
+    ) -> Outcome<()> {
         let since = Instant::now();
-        let mut statements = pin!(statements);
         let is_late = tokio::select! {
             biased;
-            outcome = &mut statements => {
+            failed = &mut statements => {
                 self.connections.record(since.elapsed());
-                if !outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Broken) {
+                if failed != Some(Kind::Broken) {
                     self.answered();
                 }
-                return outcome;
+                return Ok(());
             }
             () = tokio::time::sleep(limit) => true,
             () = self.connections.are_suspect(since) => false,
@@ -240,29 +263,60 @@ impl Connection {
             if cancellations.iter().all(JoinHandle::is_finished) {
                 cancellations.push(self.cancel());
             }
-            let Ok(outcome) = timeout(CANCEL_TIMEOUT, &mut statements).await else {
+            let Ok(failed) = timeout(CANCEL_TIMEOUT, &mut statements).await else {
                 continue;
             };
             let cancelled = timeout(CANCEL_TIMEOUT, join_all(cancellations)).await;
             let are_done = cancelled.is_ok_and(|all| all.iter().all(|one| matches!(one, Ok(true))));
             self.has_late_cancellation.fetch_or(!are_done, Ordering::Relaxed);
-            return unanswered(match outcome {
+            return unanswered(match failed {
                 // The server answers, so the statement waited for a lock. Callers that were not dropped still have time: a transaction
                 // executes their calls.
                 // After the store timeout they have none.
-                Err(failure) if failure.kind() == Kind::Cancelled => {
-                    if is_late {
-                        Kind::Refused
-                    } else {
-                        Kind::Locked
-                    }
-                }
-                Err(failure) => failure.kind(),
+                Some(Kind::Cancelled) if is_late => Kind::Refused,
+                Some(Kind::Cancelled) => Kind::Locked,
+                Some(kind) => kind,
                 // A cancelled commit succeeds without the standby that it waited for. Of releases, only the first statement may be committed.
-                Ok(_) => Kind::Refused,
+                None => Kind::Refused,
             });
         }
         self.outdate_others(waited);
         unanswered(Kind::Broken)
+    }
+}
+
+/// Opens a connection within the store timeout, without its set-up.
+pub(in crate::engine::sql) async fn connected<C>(
+    connections: &Connections,
+    connecting: impl Future<Output = Outcome<C>>,
+) -> Outcome<C> {
+    let limit = connections.store_timeout;
+    let opened = timeout(limit, connecting).await;
+    let opened = opened.unwrap_or_else(|_| {
+        let silence = Failure::unanswered(connections, limit, Kind::Broken);
+        Err(match connections.have_answered() {
+            true => silence,
+            false => silence.with_advice("check the host and the port, where another kind of server may be"),
+        })
+    });
+    opened.map_err(Failure::not_sent)
+}
+
+/// Opens a connection within the store timeout. Creates the tables if they are missing.
+pub(in crate::engine::sql) async fn open(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
+    let (connections, limit) = (server.connections(), server.connections().store_timeout);
+    let mut session = connected(connections, server.clone().connect()).await?;
+    if let Ok(ready) = timeout(limit, session.set_up()).await {
+        return ready.map(|()| session).map_err(Failure::not_sent);
+    }
+    drop(session.connection().cancel());
+    Err(Failure::unanswered(connections, limit, Kind::Broken).not_sent())
+}
+
+/// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
+pub(in crate::engine::sql) async fn open_first(server: &Arc<dyn Server>) -> Outcome<Box<dyn Session>> {
+    match open(server).await {
+        Err(failure) if failure.kind() == Kind::Pooled => open(server).await,
+        opened => opened,
     }
 }

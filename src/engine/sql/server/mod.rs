@@ -11,6 +11,7 @@
 //! Transactions lock the rows of their names in the order of the names, and read the queue after that. No state of a lock is in a
 //! session of the server.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -19,9 +20,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use self::connection::{Connection, Connections};
+use self::connection::{Connection, Connections, open_first};
 use self::error::Failure;
-use self::pool::{Pool, open_first};
+use self::pool::Pool;
 use self::single::{Shared, SingleWorker, Timers};
 use self::single_calls::{Attempt, Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges};
 use self::transaction::{Plan, Prefix};
@@ -58,19 +59,17 @@ pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
 /// The lock timeout of an attempt that may wait for a lock that cannot be read (`worker.rs`).
 pub(super) const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
 
-/// The server of one store.
-pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
-    /// A connection.
-    type Session: Session;
+/// The server of one store. `Any` lets the tests of a dialect downcast to its type.
+#[async_trait]
+pub(in crate::engine::sql) trait Server: Any + Send + Sync {
+    /// Returns the size of single statements.
+    fn statement_limit(&self) -> Limit;
 
-    /// The size of single statements.
-    const STATEMENT_LIMIT: Limit;
-
-    /// The size of a transaction.
-    const TRANSACTION_LIMIT: Limit;
+    /// Returns the size of a transaction.
+    fn transaction_limit(&self) -> Limit;
 
     /// Whether a release that is a single statement hands the name off.
-    const HANDS_OFF_IN_ONE: bool;
+    fn hands_off_in_one(&self) -> bool;
 
     fn connections(&self) -> &Arc<Connections>;
 
@@ -78,7 +77,7 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     fn most_for_calls(&self) -> usize;
 
     /// Opens a connection, without its set-up.
-    fn connect(self: &Arc<Self>) -> impl Future<Output = Outcome<Self::Session>> + Send;
+    async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>>;
 
     /// Whether other processes notify waiters.
     fn is_notified(&self) -> bool;
@@ -87,96 +86,82 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     fn warnings(&self) -> Option<&Warnings>;
 
     /// Receives notifications for the waiters until the connection breaks. `true`: there have been no waiters for some time.
-    fn receive(self: &Arc<Self>, waiters: &Waiters<Self>) -> impl Future<Output = Outcome<bool>> + Send {
-        let _ = waiters;
-        async { Ok(true) }
+    async fn receive(self: Arc<Self>, _waiters: &Waiters) -> Outcome<bool> {
+        Ok(true)
     }
 }
 
 /// An open connection. Dropping it closes it.
 ///
 /// A future of a statement may be dropped only together with the connection.
-pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
+#[async_trait]
+pub(in crate::engine::sql) trait Session: Any + Send + Sync {
     fn connection(&self) -> &Arc<Connection>;
 
     /// Checks the connection before the statements of a task. `false`: it is known to be closed. On PostgreSQL also discards old plans.
-    fn check_before_use(&mut self) -> impl Future<Output = bool> + Send;
+    async fn check_before_use(&mut self) -> bool;
 
     /// Sends a request without an effect, and waits for its answer.
-    fn ping(&mut self) -> impl Future<Output = Outcome<()>> + Send;
+    async fn ping(&mut self) -> Outcome<()>;
 
     /// Closes the connection.
-    fn close(self) -> impl Future<Output = ()> + Send;
+    async fn close(self: Box<Self>);
 
     /// Makes the connection ready for statements. Creates the tables if they are missing.
-    fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
+    async fn set_up(&mut self) -> Outcome<()>;
 
     /// Returns warnings of what puts locks at risk, such as a setting with which a crash of the server loses committed
     /// transactions.
-    fn warnings(&mut self) -> impl Future<Output = Outcome<Vec<String>>> + Send;
+    async fn warnings(&mut self) -> Outcome<Vec<String>>;
 
     /// Makes attempts for different names in one statement. MySQL may read the answers with a second one. The store timeout limits each packet.
-    fn attempt(&mut self, attempts: &[Attempt]) -> impl Future<Output = Outcome<Granted>> + Send;
+    async fn attempt(&mut self, attempts: &[Attempt]) -> Outcome<Granted>;
 
     /// Executes releases and renewals, those of a kind together. The store timeout limits each kind on PostgreSQL, and each packet on MySQL
     /// and MariaDB. `process`: this process.
-    fn change(
-        &mut self,
-        process: &str,
-        changes: &SingleChanges,
-    ) -> impl Future<Output = (ReleasedNames, RenewedOwners)> + Send;
+    async fn change(&mut self, process: &str, changes: &SingleChanges) -> (ReleasedNames, RenewedOwners);
 
     /// Reads the leases of pages, each sorted by name. The store timeout limits all pages on PostgreSQL, and each packet on MySQL and
     /// MariaDB.
-    fn read(&mut self, pages: &[Page]) -> impl Future<Output = Outcome<Vec<PageRead>>> + Send;
+    async fn read(&mut self, pages: &[Page]) -> Outcome<Vec<PageRead>>;
 
     /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.
-    fn begin(&mut self, process: &str, plan: &Plan) -> impl Future<Output = Outcome<Ledger>> + Send;
+    async fn begin(&mut self, process: &str, plan: &Plan) -> Outcome<Ledger>;
 
     /// Writes the changes of a transaction with its notifications of other processes, and commits it. Returns the tickets of the positions that
     /// were entered, by owner.
-    fn commit(
-        &mut self,
-        process: &str,
-        changes: &Changes,
-    ) -> impl Future<Output = Outcome<HashMap<String, u64>>> + Send;
+    async fn commit(&mut self, process: &str, changes: &Changes) -> Outcome<HashMap<String, u64>>;
 
     /// Returns the names whose rows another transaction has locked, without a wait for them. Outside of a transaction.
-    fn locked_names(&mut self, names: &[StoredName]) -> impl Future<Output = Outcome<Vec<StoredName>>> + Send;
+    async fn locked_names(&mut self, names: &[StoredName]) -> Outcome<Vec<StoredName>>;
 
     /// Ends a transaction that failed.
-    fn roll_back(&mut self) -> impl Future<Output = Outcome<()>> + Send;
+    async fn roll_back(&mut self) -> Outcome<()>;
 
     /// Reads the lease and the queue of each name. `Some`: keeps the positions of this process alive, except those of these owners.
-    fn check(
-        &mut self,
-        process: &str,
-        names: &[StoredName],
-        except: Option<&[OwnerToken]>,
-    ) -> impl Future<Output = Outcome<Checked>> + Send;
+    async fn check(&mut self, process: &str, names: &[StoredName], except: Option<&[OwnerToken]>) -> Outcome<Checked>;
 
     /// Claims the sweep of this interval. `false`: another process has done that.
-    fn claim_sweep(&mut self) -> impl Future<Output = Outcome<bool>> + Send;
+    async fn claim_sweep(&mut self) -> Outcome<bool>;
 
     /// Returns a warning if another program makes all calls slow. MySQL shows that only to privileged users.
-    fn slowness_warning(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send {
-        async { Ok(None) }
+    async fn slowness_warning(&mut self) -> Outcome<Option<String>> {
+        Ok(None)
     }
 
     /// Reads some rows after the name `after`, in the order of the names, and removes those of names that have been free for long.
-    fn sweep(&mut self, after: &[u8]) -> impl Future<Output = Outcome<Swept>> + Send;
+    async fn sweep(&mut self, after: &[u8]) -> Outcome<Swept>;
 }
 
 /// The engine of an SQL server.
-#[allow(private_bounds, reason = "only the dialects implement it")]
-pub(in crate::engine) struct ServerEngine<S: Server> {
-    pub(super) server: Arc<S>,
+pub(in crate::engine) struct ServerEngine {
+    pub(super) server: Arc<dyn Server>,
     prefix: Prefix,
-    pub(super) waiters: Arc<Waiters<S>>,
+    pub(super) waiters: Arc<Waiters>,
     calls: Calls,
 }
 
-impl<S: Server> fmt::Debug for ServerEngine<S> {
+impl fmt::Debug for ServerEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerEngine")
             .field("engine", &self.server.connections().engine)
@@ -185,10 +170,9 @@ impl<S: Server> fmt::Debug for ServerEngine<S> {
     }
 }
 
-#[allow(private_bounds, reason = "only the dialects implement it")]
-impl<S: Server> ServerEngine<S> {
+impl ServerEngine {
     /// Connects to the server. Creates the tables if they are missing.
-    pub(super) async fn start(server: Arc<S>, key_prefix: String) -> Result<Arc<Self>> {
+    pub(super) async fn start(server: Arc<dyn Server>, key_prefix: String) -> Result<Arc<Self>> {
         let prefix = Prefix(key_prefix);
         let mut session = open_first(&server).await.map_err(|failure| failure.error("connect"))?;
         if let Some(warnings) = server.warnings() {
@@ -202,7 +186,7 @@ impl<S: Server> ServerEngine<S> {
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
         let pool = Pool::new(server.clone(), session);
-        let (transactions, transaction_jobs) = jobs::queue(S::TRANSACTION_LIMIT);
+        let (transactions, transaction_jobs) = jobs::queue(server.transaction_limit());
         let locked: Arc<LockedNames> = Arc::default();
         let worker = Worker {
             pool: pool.clone(),
@@ -228,7 +212,7 @@ impl<S: Server> ServerEngine<S> {
             checks,
             worker: connections.spawn(worker.run(transaction_jobs)),
         };
-        let (jobs, receiver) = jobs::queue(S::STATEMENT_LIMIT);
+        let (jobs, receiver) = jobs::queue(server.statement_limit());
         let single = connections.spawn(single.run(receiver));
         let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {
@@ -241,7 +225,7 @@ impl<S: Server> ServerEngine<S> {
 }
 
 #[async_trait]
-impl<S: Server> Engine for ServerEngine<S> {
+impl Engine for ServerEngine {
     fn name(&self) -> &'static str {
         self.server.connections().engine
     }
@@ -305,7 +289,7 @@ impl<S: Server> Engine for ServerEngine<S> {
     }
 }
 
-impl<S: Server> Drop for ServerEngine<S> {
+impl Drop for ServerEngine {
     fn drop(&mut self) {
         self.waiters.close();
     }

@@ -9,13 +9,14 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::connection::Connections;
+use super::connection::{Connections, TEST_TIMEOUT, open};
 use super::error::{Failure, Kind};
 use super::{Outcome, Server, Session};
 use crate::event_loop::unless_it_panics;
@@ -30,18 +31,20 @@ const BESIDE_PAUSE: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(10);
 
 /// The connections of an engine, without one that listens.
-pub(super) struct Pool<S: Server> {
-    server: Arc<S>,
-    state: Mutex<State<S::Session>>,
+pub(super) struct Pool {
+    server: Arc<dyn Server>,
+    state: Mutex<State>,
     /// Notifies waiting tasks.
     changes: watch::Sender<()>,
+    /// Notifies the tests of silent connections that a new one is open.
+    openings: watch::Sender<()>,
     closed: CancellationToken,
     _closing: DropGuard,
 }
 
-struct State<C> {
+struct State {
     /// Connections without a task, and since when. The last one is used next.
-    idle: Vec<(Instant, C)>,
+    idle: Vec<(Instant, Box<dyn Session>)>,
     /// The number of open connections, with those in use.
     open: usize,
     is_opening: bool,
@@ -57,20 +60,20 @@ struct State<C> {
 }
 
 /// What a waiting task does next.
-enum Next<C> {
-    Use(C),
+enum Next {
+    Use(Box<dyn Session>),
     Fail(Failure),
     /// Waits for a change, or until then.
     Wait(Option<Instant>),
 }
 
 /// The position of a waiting task. Dropping it leaves the queue.
-struct Ticket<'a, S: Server> {
-    pool: &'a Pool<S>,
+struct Ticket<'a> {
+    pool: &'a Pool,
     number: usize,
 }
 
-impl<S: Server> Drop for Ticket<'_, S> {
+impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         self.pool.state.lock().waiting.retain(|number| *number != self.number);
         self.pool.changes.send_replace(());
@@ -78,51 +81,15 @@ impl<S: Server> Drop for Ticket<'_, S> {
 }
 
 /// A connection in use. Dropping it returns it, or closes it if statements have no outcome or broke it.
-pub(super) struct Checkout<S: Server> {
-    pool: Arc<Pool<S>>,
-    session: Option<S::Session>,
+pub(super) struct Checkout {
+    pool: Arc<Pool>,
+    session: Option<Box<dyn Session>>,
     is_settled: bool,
 }
 
-/// Opens a connection within the store timeout, without its set-up.
-pub(in crate::engine::sql) async fn connected<C: Session>(
-    connections: &Connections,
-    connecting: impl Future<Output = Outcome<C>>,
-) -> Outcome<C> {
-    let limit = connections.store_timeout;
-    let opened = timeout(limit, connecting).await;
-    let opened = opened.unwrap_or_else(|_| {
-        let silence = Failure::unanswered(connections, limit, Kind::Broken);
-        Err(match connections.have_answered() {
-            true => silence,
-            false => silence.with_advice("check the host and the port, where another kind of server may be"),
-        })
-    });
-    opened.map_err(Failure::not_sent)
-}
-
-/// Opens a connection within the store timeout. Creates the tables if they are missing.
-pub(in crate::engine::sql) async fn open<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
-    let (connections, limit) = (server.connections(), server.connections().store_timeout);
-    let mut session = connected(connections, server.connect()).await?;
-    if let Ok(ready) = timeout(limit, session.set_up()).await {
-        return ready.map(|()| session).map_err(Failure::not_sent);
-    }
-    drop(session.connection().cancel());
-    Err(Failure::unanswered(connections, limit, Kind::Broken).not_sent())
-}
-
-/// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
-pub(in crate::engine::sql) async fn open_first<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
-    match open(server).await {
-        Err(failure) if failure.kind() == Kind::Pooled => open(server).await,
-        opened => opened,
-    }
-}
-
-impl<S: Server> Pool<S> {
+impl Pool {
     /// Creates the pool of an engine with its first connection.
-    pub(super) fn new(server: Arc<S>, first: S::Session) -> Arc<Self> {
+    pub(super) fn new(server: Arc<dyn Server>, first: Box<dyn Session>) -> Arc<Self> {
         let closed = CancellationToken::new();
         Arc::new(Pool {
             server,
@@ -137,6 +104,7 @@ impl<S: Server> Pool<S> {
                 next_ticket: 0,
             }),
             changes: watch::Sender::default(),
+            openings: watch::Sender::default(),
             _closing: closed.clone().drop_guard(),
             closed,
         })
@@ -147,7 +115,7 @@ impl<S: Server> Pool<S> {
     }
 
     /// Waits for a connection within the store timeout.
-    pub(super) async fn checkout(self: &Arc<Self>) -> Outcome<Checkout<S>> {
+    pub(super) async fn checkout(self: &Arc<Self>) -> Outcome<Checkout> {
         let (connections, limit) = (self.connections(), self.connections().store_timeout);
         if let Ok(outcome) = timeout(limit, self.next_usable()).await {
             return outcome;
@@ -160,16 +128,14 @@ impl<S: Server> Pool<S> {
                 true => "and no other one could be opened",
                 false => "the maximum",
             };
-            let message = format!(
-                "no free connection within {} ms: {open} in use, {others}",
-                limit.as_millis()
-            );
+            let ms = limit.as_millis();
+            let message = format!("no free connection within {ms} ms: {open} in use, {others}");
             Failure::new(connections, Kind::Refused, message)
         };
         Err(failure.not_sent())
     }
 
-    async fn next_usable(self: &Arc<Self>) -> Outcome<Checkout<S>> {
+    async fn next_usable(self: &Arc<Self>) -> Outcome<Checkout> {
         let mut changes = self.changes.subscribe();
         let (ticket, mut failures) = {
             let mut state = self.state.lock();
@@ -182,32 +148,21 @@ impl<S: Server> Pool<S> {
             changes.mark_unchanged();
             match self.next(ticket.number, &mut failures) {
                 Next::Use(session) => {
-                    let mut checkout = Checkout {
-                        pool: self.clone(),
-                        session: Some(session),
-                        is_settled: false,
-                    };
-                    if checkout.is_usable().await {
-                        checkout.is_settled = true;
+                    if let Some(checkout) = self.tested(session).await {
                         return Ok(checkout);
                     }
-                    drop(checkout);
-                    self.close_outdated();
                     self.state.lock().waiting.push_front(ticket.number);
                 }
                 Next::Fail(failure) => return Err(failure),
                 // The sender lives as long as the pool.
                 Next::Wait(None) => _ = changes.changed().await,
-                Next::Wait(Some(until)) => tokio::select! {
-                    _ = changes.changed() => {}
-                    () = sleep_until(until) => {}
-                },
+                Next::Wait(Some(until)) => _ = timeout_at(until, changes.changed()).await,
             }
         }
     }
 
     /// Returns what the task with this ticket does next. `failures`: the number of failures that it need not report.
-    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next<S::Session> {
+    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next {
         let mut state = self.state.lock();
         if state.waiting.front() == Some(&ticket)
             && let Some((_, session)) = state.idle.pop()
@@ -247,13 +202,14 @@ impl<S: Server> Pool<S> {
     }
 
     /// Adds a new connection, or records why there is none.
-    fn opened(self: &Arc<Self>, opened: Outcome<S::Session>) {
+    fn opened(self: &Arc<Self>, opened: Outcome<Box<dyn Session>>) {
         let mut state = self.state.lock();
         state.is_opening = false;
         match opened {
             Ok(session) => {
                 state.open += 1;
                 drop(state);
+                self.openings.send_replace(());
                 self.keep(session);
             }
             Err(failure) => {
@@ -267,7 +223,7 @@ impl<S: Server> Pool<S> {
     }
 
     /// Makes a connection idle.
-    fn keep(self: &Arc<Self>, session: S::Session) {
+    fn keep(self: &Arc<Self>, session: Box<dyn Session>) {
         let mut state = self.state.lock();
         state.idle.push((Instant::now(), session));
         let has_waiting = !state.waiting.is_empty();
@@ -281,15 +237,64 @@ impl<S: Server> Pool<S> {
         }
     }
 
-    /// Closes the idle connections that would need a test, because another one has failed it: one after the other, the tests
-    /// would take the time of the tasks that wait.
-    fn close_outdated(&self) {
-        let mut state = self.state.lock();
-        let is_outdated = |(_, session): &mut (Instant, S::Session)| session.connection().is_outdated();
-        let outdated: Vec<_> = state.idle.extract_if(.., is_outdated).collect();
-        state.open -= outdated.len();
-        drop(state);
-        drop(outdated);
+    /// Tests a connection. `None`: it cannot be used, and is closed.
+    fn test(self: &Arc<Self>, session: Box<dyn Session>) -> BoxFuture<'static, Option<Checkout>> {
+        let mut checkout = Checkout {
+            pool: self.clone(),
+            session: Some(session),
+            is_settled: false,
+        };
+        Box::pin(async move {
+            let session = checkout.session.as_mut()?;
+            let connection = session.connection().clone();
+            checkout.is_settled = connection.is_usable(session.ping()).await && session.check_before_use().await;
+            checkout.is_settled.then_some(checkout)
+        })
+    }
+
+    /// Tests a connection for [`TEST_TIMEOUT`]. `None`: it is closed, or has not answered yet. Then
+    /// the test continues in a task, and the outdated idle connections are tested, too.
+    async fn tested(self: &Arc<Self>, session: Box<dyn Session>) -> Option<Checkout> {
+        let mut test = self.test(session);
+        if let Some(tested) = (&mut test).now_or_never() {
+            return tested;
+        }
+        if let Ok(tested) = timeout(TEST_TIMEOUT, self.test_beside(test)).await {
+            return tested.ok().flatten();
+        }
+        let is_outdated = |(_, session): &mut (Instant, Box<dyn Session>)| session.connection().is_outdated();
+        let outdated: Vec<_> = self.state.lock().idle.extract_if(.., is_outdated).collect();
+        for (_, session) in outdated {
+            drop(self.test_beside(self.test(session)));
+        }
+        None
+    }
+
+    /// Runs a test in its own task, so that it continues if the caller is dropped: the connection may be the only one that works. Closes a
+    /// silent one when a new one is open, or after the store timeout at the latest (after half of it if the pool is full).
+    fn test_beside(self: &Arc<Self>, test: BoxFuture<'static, Option<Checkout>>) -> JoinHandle<Option<Checkout>> {
+        let has_room = self.state.lock().open < self.server.most_for_calls();
+        let limit = self.connections().store_timeout / if has_room { 1 } else { 2 };
+        let (mut openings, closed) = (self.openings.subscribe(), self.closed.clone());
+        let end = async move {
+            sleep(TEST_TIMEOUT).await;
+            // Also ends at once if a connection was opened during the sleep.
+            let _ = timeout(limit.saturating_sub(TEST_TIMEOUT), openings.changed()).await;
+        };
+        let testing = async move {
+            tokio::select! {
+                biased;
+                tested = test => tested,
+                () = closed.cancelled() => None,
+                () = end => None,
+            }
+        };
+        tokio::spawn(testing.boxed())
+    }
+
+    /// Cancels the background tasks of the pool.
+    pub(super) fn close(&self) {
+        self.closed.cancel();
     }
 
     /// Records the end of a connection.
@@ -300,7 +305,7 @@ impl<S: Server> Pool<S> {
 }
 
 /// Opens a connection. `is_beside`: others are open, so it is tested.
-async fn opening<S: Server>(server: Arc<S>, is_beside: bool) -> Outcome<S::Session> {
+async fn opening(server: Arc<dyn Server>, is_beside: bool) -> Outcome<Box<dyn Session>> {
     let mut session = open(&server).await?;
     if is_beside {
         // A pooler may accept a login, and have no connection to the server.
@@ -312,7 +317,7 @@ async fn opening<S: Server>(server: Arc<S>, is_beside: bool) -> Outcome<S::Sessi
 }
 
 /// Closes connections that are idle for [`IDLE`], until there is one.
-async fn close_idle<S: Server>(pool: Weak<Pool<S>>) {
+async fn close_idle(pool: Weak<Pool>) {
     let mut next = Some(Instant::now() + IDLE);
     while let Some(at) = next {
         sleep_until(at).await;
@@ -326,10 +331,10 @@ async fn close_idle<S: Server>(pool: Weak<Pool<S>>) {
     }
 }
 
-impl<C> State<C> {
+impl State {
     /// Removes connections that are idle for [`IDLE`], except the last one. Returns them, and when the next one may be idle for
     /// that long. `None`: there is only one.
-    fn expired(&mut self) -> (Vec<C>, Option<Instant>) {
+    fn expired(&mut self) -> (Vec<Box<dyn Session>>, Option<Instant>) {
         let now = Instant::now();
         let expired = self.idle.iter().take_while(|(since, _)| *since + IDLE <= now).count();
         let closed = expired.min(self.open.saturating_sub(1));
@@ -341,13 +346,13 @@ impl<C> State<C> {
     }
 }
 
-impl<S: Server> Checkout<S> {
+impl Checkout {
     /// Returns the connection. Its statements need [`Checkout::settle`].
-    pub(super) fn session(&mut self) -> Outcome<&mut S::Session> {
+    pub(super) fn session(&mut self) -> Outcome<&mut dyn Session> {
         self.is_settled = false;
         let connections = self.pool.server.connections();
         let broken = || Failure::new(connections, Kind::Broken, "the connection is closed".to_owned());
-        self.session.as_mut().ok_or_else(broken)
+        self.session.as_deref_mut().ok_or_else(broken)
     }
 
     /// Returns the outcome of statements. A failure that breaks the connection closes it.
@@ -371,15 +376,9 @@ impl<S: Server> Checkout<S> {
         self.is_settled = true;
         outcome
     }
-
-    async fn is_usable(&mut self) -> bool {
-        let Some(session) = &mut self.session else { return false };
-        let connection = session.connection().clone();
-        connection.is_usable(session.ping()).await && session.check_before_use().await
-    }
 }
 
-impl<S: Server> Drop for Checkout<S> {
+impl Drop for Checkout {
     fn drop(&mut self) {
         match self.session.take() {
             Some(session) if self.is_settled => self.pool.keep(session),

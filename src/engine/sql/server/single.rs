@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::Outcome;
 use super::pool::Pool;
 use super::single_calls::{
     Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges, answer_attempts, answer_reads,
@@ -23,7 +24,6 @@ use super::transaction::{CheckedNames, Prefix};
 use super::upkeep::SWEEP_INTERVAL;
 use super::waiters::Waiters;
 use super::worker::{LockedNames, cause};
-use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
@@ -75,10 +75,10 @@ impl ForwardedOwners {
 }
 
 /// What the statements of the calls need.
-pub(super) struct Shared<S: Server> {
-    pub pool: Arc<Pool<S>>,
+pub(super) struct Shared {
+    pub pool: Arc<Pool>,
     pub prefix: Prefix,
-    pub waiters: Arc<Waiters<S>>,
+    pub waiters: Arc<Waiters>,
     /// The queue of the transactions.
     pub transactions: Sender,
     pub names: mpsc::UnboundedSender<CheckedNames>,
@@ -102,8 +102,8 @@ pub(super) struct Timers {
 type Running<'a> = Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>;
 
 /// The task, and what it needs.
-pub(super) struct SingleWorker<S: Server> {
-    pub shared: Shared<S>,
+pub(super) struct SingleWorker {
+    pub shared: Shared,
     /// The names whose waiters need a check.
     pub checks: mpsc::UnboundedReceiver<Vec<Key>>,
     /// The task of the transactions.
@@ -138,17 +138,19 @@ async fn ended(running: &mut Running<'_>) {
     }
 }
 
-impl<S: Server> SingleWorker<S> {
+impl SingleWorker {
     /// Executes jobs until the last sender is gone, then closes the connections.
     pub(super) async fn run(self, jobs: Receiver) {
         serve(&self.shared, self.checks, jobs).await;
+        let pool = self.shared.pool.clone();
         drop(self.shared);
         self.worker.ended().await;
+        pool.close();
     }
 }
 
 /// Executes the jobs of a queue.
-async fn serve<S: Server>(shared: &Shared<S>, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, mut jobs: Receiver) {
+async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, mut jobs: Receiver) {
     let (mut attempts, mut changes, mut reads): (Running<'_>, Running<'_>, Running<'_>) = (None, None, None);
     // The owners of the attempts under way, and releases that have to follow one of them.
     let (mut owners, mut held_back): (Vec<OwnerToken>, Vec<Job>) = (Vec::new(), Vec::new());
@@ -231,7 +233,7 @@ impl Timers {
     }
 }
 
-impl<S: Server> Shared<S> {
+impl Shared {
     /// Sorts the jobs of a batch by what executes them. Sends those of the transactions on.
     fn sorted(&self, jobs: impl Iterator<Item = Job>, attempting: &[OwnerToken], held_back: &mut Vec<Job>) -> Batch {
         let mut batch = Batch::default();
@@ -251,7 +253,7 @@ impl<S: Server> Shared<S> {
                 Job::Release(claims, keep, _)
                     if keep.is_zero()
                         && matches!(&claims[..], [claim] if claim.keys().len() == 1)
-                        && (S::HANDS_OFF_IN_ONE || !self.has_waiters(&claims[0]))
+                        && (self.waiters.server.hands_off_in_one() || !self.has_waiters(&claims[0]))
                         && !released.contains(&claims[0].keys()[0])
                         && !self.forwarded.has(&claims[0].owner) =>
                 {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::error::{Failure, Kind};
 use super::waiters::{Effects, InQueue, Waiters};
-use super::{Outcome, Server, Session};
+use super::{Outcome, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::engine::sql::jobs::Job;
@@ -138,10 +138,10 @@ impl Plan {
 }
 
 /// Executes the jobs of a plan as one transaction, and stores their answers.
-pub(super) async fn transact<S: Server>(
-    session: &mut S::Session,
+pub(super) async fn transact(
+    session: &mut dyn Session,
     prefix: &Prefix,
-    waiters: &Waiters<S>,
+    waiters: &Waiters,
     plan: &Plan,
     batch: &mut [Job],
 ) -> Outcome<Effects> {
@@ -153,10 +153,10 @@ pub(super) async fn transact<S: Server>(
     outcome
 }
 
-async fn in_transaction<S: Server>(
-    session: &mut S::Session,
+async fn in_transaction(
+    session: &mut dyn Session,
     prefix: &Prefix,
-    waiters: &Waiters<S>,
+    waiters: &Waiters,
     plan: &Plan,
     batch: &mut [Job],
 ) -> Outcome<Effects> {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Outcome;
 use super::single::Shared;
 use super::transaction::CheckedNames;
 use super::waiters::CheckedLease;
-use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
 use crate::engine::sql::ledger::StoredName;
@@ -65,7 +65,7 @@ pub(in crate::engine::sql) struct CheckedName {
     pub ahead: u64,
 }
 
-impl<S: Server> Shared<S> {
+impl Shared {
     /// Sends the heartbeat of this process if it is due, and checks the lease and the queue of each name.
     pub(super) async fn check(&self, mut names: Vec<Key>) {
         // One check for several names, instead of one for each.

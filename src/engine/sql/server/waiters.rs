@@ -83,8 +83,8 @@ pub(in crate::engine::sql) struct CheckedLease {
 }
 
 /// The waiters of one engine.
-pub(in crate::engine::sql) struct Waiters<S> {
-    server: Arc<S>,
+pub(in crate::engine::sql) struct Waiters {
+    pub(super) server: Arc<dyn Server>,
     /// The name of this engine in the queues: random, hexadecimal.
     pub process: String,
     pub known: Arc<LocalWaiters<()>>,
@@ -106,9 +106,9 @@ struct Tasks {
     is_closed: bool,
 }
 
-impl<S: Server> Waiters<S> {
+impl Waiters {
     /// Creates the waiters. Their names are sent to `checks` when they need a check.
-    pub(super) fn new(server: Arc<S>, checks: mpsc::UnboundedSender<Vec<Key>>) -> Arc<Self> {
+    pub(super) fn new(server: Arc<dyn Server>, checks: mpsc::UnboundedSender<Vec<Key>>) -> Arc<Self> {
         Arc::new(Waiters {
             server,
             process: format!("{:016x}", fastrand::u64(..)),
@@ -290,7 +290,7 @@ impl<S: Server> Waiters<S> {
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
             let mut failures = 0;
             while let Some(waiters) = waiters.upgrade() {
-                let received = waiters.server.receive(&waiters).await;
+                let received = waiters.server.clone().receive(&waiters).await;
                 waiters.has_listened.fetch_or(received.is_ok(), Relaxed);
                 let pause = match received {
                     Ok(true) => return,

@@ -22,7 +22,7 @@ use super::error::{Failure, Kind};
 use super::pool::Pool;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
-use super::{BRIEF_LOCK_WAIT, Outcome, Server, Session};
+use super::{BRIEF_LOCK_WAIT, Outcome};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
 use crate::engine::sql::ledger::StoredName;
 use crate::event_loop::unless_it_panics;
@@ -32,10 +32,10 @@ use crate::model::Key;
 const RETRY: Duration = Duration::from_millis(100);
 
 /// The connection and what the calls need.
-pub(super) struct Worker<S: Server> {
-    pub pool: Arc<Pool<S>>,
+pub(super) struct Worker {
+    pub pool: Arc<Pool>,
     pub prefix: Prefix,
-    pub waiters: Arc<Waiters<S>>,
+    pub waiters: Arc<Waiters>,
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
     /// Jobs that wait for a locked row, and later jobs that must follow one of them, in the order of their arrival.
     pub waiting: VecDeque<WaitingJob>,
@@ -109,7 +109,7 @@ async fn next(names: &mut mpsc::UnboundedReceiver<CheckedNames>, jobs: &mut Rece
     }
 }
 
-impl<S: Server> Worker<S> {
+impl Worker {
     /// Executes jobs until the last sender is gone, then closes the connection.
     pub(super) async fn run(mut self, mut jobs: Receiver) {
         let mut batch = Vec::new();
@@ -196,10 +196,10 @@ impl<S: Server> Worker<S> {
 
     /// Executes each job in its own transaction, attempts last. If one finds a lock, those that are left after [`RETRY`] are executed with the
     /// next retry.
-    async fn execute_alone(&mut self, mut batch: Vec<WaitingJob>) {
-        batch.sort_by_key(WaitingJob::is_attempt);
+    async fn execute_alone(&mut self, batch: Vec<WaitingJob>) {
+        let (attempts, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(WaitingJob::is_attempt);
         let (began, mut has_found_lock, mut later) = (Instant::now(), false, Vec::new());
-        for job in batch {
+        for job in others.into_iter().chain(attempts) {
             for mut job in self.park_blocked(vec![job]) {
                 if has_found_lock && began.elapsed() >= RETRY {
                     later.push(job);
@@ -231,7 +231,7 @@ impl<S: Server> Worker<S> {
         let store_timeout = self.pool.connections().store_timeout;
         let read = self.read_locked(&waiting, self.locked.all()).await;
         let read = read.map(|locked| self.locked.replace(locked));
-        let (mut ready, mut claims, most) = (Vec::new(), 0, S::TRANSACTION_LIMIT.claims);
+        let (mut ready, mut claims, most) = (Vec::new(), 0, self.waiters.server.transaction_limit().claims);
         for job in waiting {
             if job.job.is_cancelled() {
                 continue;

@@ -37,7 +37,7 @@ impl Failure {
         let (message, kind) = match &cause {
             sqlx::Error::Database(error) => match kind_of(error.code().as_deref()) {
                 None => not_opened(path, error.message()),
-                Some(kind) => (format!("{}{}", error.message(), advice(kind)), kind),
+                Some(kind) => (format!("{}{}", error.message(), advice(kind, error.message())), kind),
             },
             sqlx::Error::Io(error) => (error.to_string(), of_system(error)),
             sqlx::Error::WorkerCrashed => (cause.to_string(), Kind::Broken),
@@ -54,7 +54,7 @@ impl Failure {
     pub(super) fn of_folder(path: &Arc<Path>, cause: &io::Error) -> Self {
         Failure {
             path: path.clone(),
-            message: format!("its folder cannot be created: {cause}"),
+            message: format!("its folder cannot be created: {cause} (create it, or choose another path)"),
             cause: None,
             kind: of_system(cause),
         }
@@ -108,11 +108,15 @@ fn kind_of(code: Option<&str>) -> Option<Kind> {
     }
 }
 
-fn advice(kind: Kind) -> &'static str {
+const NEEDS_RIGHTS: &str =
+    ": this process needs the right to read and write the file, and to create files in its folder";
+
+fn advice(kind: Kind, message: &str) -> &'static str {
     match kind {
         Kind::Busy => {
             ": other processes had it for the whole store timeout; find one that stopped inside a transaction"
         }
+        Kind::Permanent if message.contains("readonly") => NEEDS_RIGHTS,
         _ => "",
     }
 }
@@ -130,7 +134,11 @@ fn of_system(error: &io::Error) -> Kind {
 fn not_opened(path: &Path, message: &str) -> (String, Kind) {
     match path.parent().map(std::fs::File::open) {
         Some(Err(error)) if is_passing(&error) => (format!("{message}: {error}"), Kind::Refused),
-        _ => (message.to_owned(), Kind::Permanent),
+        _ if path.is_dir() => (
+            format!("{message}: it is a folder, add the name of a file"),
+            Kind::Permanent,
+        ),
+        _ => (format!("{message}{NEEDS_RIGHTS}"), Kind::Permanent),
     }
 }
 
@@ -154,5 +162,21 @@ mod tests {
             assert_eq!(kind_of(Some(code)), Some(Kind::Permanent), "{code}");
         }
         assert_eq!(kind_of(None), Some(Kind::Permanent));
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_used_is_explained() {
+        let folder = std::env::temp_dir();
+        for (path, expected) in [
+            (&folder, "unable: it is a folder, add the name of a file"),
+            (
+                &folder.join("none.sqlite"),
+                "unable: this process needs the right to read and write the file",
+            ),
+        ] {
+            let (message, kind) = not_opened(path, "unable");
+            assert!(kind == Kind::Permanent && message.starts_with(expected), "{message}");
+        }
+        assert!(advice(Kind::Permanent, "attempt to write a readonly database").contains("the right to"));
     }
 }

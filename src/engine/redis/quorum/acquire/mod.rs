@@ -69,7 +69,7 @@ impl Quorum {
         };
         tokio::select! {
             biased;
-            () = self.closing.cancelled() => Err(Failure::Closed.during("acquire")),
+            () = self.closing.cancelled() => Err(Failure::Closed("the quorum".into()).during("acquire")),
             outcome = attempt => outcome,
         }
     }

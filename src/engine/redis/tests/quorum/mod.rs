@@ -11,6 +11,7 @@ mod bursts;
 mod faults;
 mod inspect;
 mod late_replies;
+mod rights;
 mod tokens;
 mod turns;
 
@@ -36,12 +37,21 @@ impl Nodes {
     }
 
     fn config(&self, prefix: &str, limit: Duration) -> QuorumConfig {
-        let urls: Vec<String> = self.0.iter().map(Server::url).collect();
-        let event_loop = uses_fast_paths().then(TestLoop::here);
         let settings = Settings {
             store_timeout: limit,
-            event_loop,
             ..settings(prefix)
+        };
+        self.config_for("", &settings)
+    }
+
+    /// Returns the configuration for a login. `login`: empty, or `user:password@`.
+    fn config_for(&self, login: &str, settings: &Settings) -> QuorumConfig {
+        let with_login = |server: &Server| server.url().replace("://", &format!("://{login}"));
+        let urls: Vec<String> = self.0.iter().map(with_login).collect();
+        let event_loop = uses_fast_paths().then(TestLoop::here);
+        let settings = Settings {
+            event_loop,
+            ..settings.clone()
         };
         QuorumConfig::parse(&urls, &settings).unwrap()
     }

@@ -1,5 +1,10 @@
 //! Users with limited rights, and TLS, on several servers.
 
+#[cfg(unix)]
+use super::super::connect_checks::no_lock_is_left_without_the_right_to_scripts;
+use super::super::connect_checks::{
+    MISSING_FOR_QUEUES, Missing, eviction_is_reported, missing_rights_are_named, with_long_timeout,
+};
 use super::super::security::{Certificates, set_user};
 use super::cluster::claim_of;
 use super::cluster_nodes::{Nodes, one_each, slot_of_name};
@@ -51,7 +56,7 @@ async fn the_documented_rights_suffice_under_sentinel_with_replicas() {
     );
     let settings = Settings {
         min_replicas: 1,
-        ..settings("lock:")
+        ..with_long_timeout()
     };
     let ours = RedisEngine::connect(RedisConfig::parse(&url, &settings).unwrap())
         .await
@@ -105,17 +110,73 @@ async fn the_documented_rights_suffice_in_a_cluster() {
 #[tokio::test]
 async fn a_right_that_is_missing_on_one_node_is_named() {
     let Some(nodes) = Nodes::start(0).await else { return };
-    for (index, node) in nodes.nodes.iter().enumerate() {
-        let mut rights = rights_for("in a cluster");
-        if index == 2 {
-            rights.push("-zadd");
-        }
+    let rights = rights_for("in a cluster");
+    for node in &nodes.nodes {
         set_user(&mut node.other().await, "pw", &rights).await;
     }
     let url = nodes.url().replace("://", "://holdfast:pw@");
-    let config = RedisConfig::parse(&url, &settings("lock:")).unwrap();
-    let error = RedisEngine::connect(config).await.unwrap_err();
-    assert!(!error.retryable && error.to_string().contains("ZADD"), "{error}");
+    let also: [Missing; 2] = [(&["-zcount"], "ZCOUNT"), (&["-ssubscribe"], "'ssubscribe' command")];
+    for node in &nodes.nodes[1..] {
+        missing_rights_are_named(node, &rights, &also, async || {
+            RedisEngine::connect(RedisConfig::parse(&url, &with_long_timeout()).unwrap()).await
+        })
+        .await;
+    }
+}
+
+/// Starts a server with the documented user, and a sentinel that reports it. Returns them and the URL.
+async fn under_sentinel() -> Option<(Server, Server, String)> {
+    let server = Server::start(&[]).await?;
+    let watch = format!("sentinel monitor {MASTER} 127.0.0.1 {} 1\n", server.port);
+    let sentinel = Server::sentinel(&watch).await?;
+    set_user(&mut server.other().await, "pw", &rights_for("under Sentinel")).await;
+    let url = format!("redis+sentinel://holdfast:pw@127.0.0.1:{}/{MASTER}", sentinel.port);
+    Some((server, sentinel, url))
+}
+
+#[tokio::test]
+async fn a_right_that_is_missing_under_sentinel_is_named() {
+    let Some((server, _sentinel, url)) = under_sentinel().await else {
+        return;
+    };
+    missing_rights_are_named(
+        &server,
+        &rights_for("under Sentinel"),
+        &MISSING_FOR_QUEUES,
+        async || RedisEngine::connect(RedisConfig::parse(&url, &with_long_timeout()).unwrap()).await,
+    )
+    .await;
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn an_attempt_after_a_right_was_revoked_under_sentinel_leaves_no_lock() {
+    let Some((server, _sentinel, url)) = under_sentinel().await else {
+        return;
+    };
+    no_lock_is_left_without_the_right_to_scripts(&server, &url).await;
+}
+
+#[tokio::test]
+async fn one_node_that_evicts_locks_is_reported() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    let (node, url) = (&nodes.nodes[2], nodes.url());
+    eviction_is_reported(node, &node.address(), async |settings: &Settings| {
+        RedisEngine::connect(RedisConfig::parse(&url, settings).unwrap()).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_master_under_sentinel_that_evicts_locks_is_reported() {
+    let Some((server, _sentinel, url)) = under_sentinel().await else {
+        return;
+    };
+    let address = format!("the master {MASTER:?} of the sentinels");
+    eviction_is_reported(&server, &address, async |settings: &Settings| {
+        RedisEngine::connect(RedisConfig::parse(&url, settings).unwrap()).await
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -257,7 +257,7 @@ impl Cluster {
     fn node(&self, address: &Address) -> Result<Arc<Node>, Failure> {
         let mut state = self.state();
         if state.closed {
-            return Err(Failure::Closed);
+            return Err(Failure::Closed(self.config.address().into()));
         }
         let node = state.nodes.entry(address.clone()).or_insert_with(|| {
             let config = self.config.node(address);
@@ -306,7 +306,8 @@ impl Cluster {
             cluster.changes.send_replace(());
             Ok(())
         });
-        let refreshing = async move { work.await.unwrap_or(Err(Failure::Closed)) }
+        let address = self.config.address().into();
+        let refreshing = async move { work.await.unwrap_or(Err(Failure::Closed(address))) }
             .boxed()
             .shared();
         state.refreshing = Some(refreshing.clone());
@@ -342,10 +343,7 @@ impl Cluster {
             match tokio::time::timeout(self.limit() / 4, call).await {
                 Ok(Ok(ranges)) if ranges.is_empty() => Err(Failure::Unserved),
                 Ok(answer) => answer,
-                Err(_) => Err(Failure::connect(
-                    &at.into(),
-                    io::Error::from(io::ErrorKind::TimedOut).into(),
-                )),
+                Err(late) => Err(Failure::connect(&at.into(), io::Error::from(late).into())),
             }
         });
         majority_of(asking).await.map_err(|failures| {

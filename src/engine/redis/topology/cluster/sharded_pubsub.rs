@@ -126,7 +126,7 @@ async fn follow(cluster: Arc<Cluster>, slot: u16, channel: String, handler: Mess
                 // Messages that were published in between were lost.
                 handler(b"");
             }
-            Err(Failure::Closed) => return,
+            Err(Failure::Closed(_)) => return,
             Err(failure) => {
                 tracing::debug!(%failure, slot, "a channel is without a node");
                 tokio::time::sleep(backoff.delay()).await;

@@ -5,7 +5,7 @@ use crate::engine::{Subscription, WAITER_LIVENESS};
 use crate::model::{Fence, Ttl};
 
 /// Waits for a hand-off: a grant in the process that hands off, and otherwise an attempt. Returns its token.
-async fn granted(engine: &Arc<MysqlEngine>, waiter: &Claim, subscription: &mut Box<dyn Subscription>) -> Fence {
+async fn granted(engine: &Arc<ServerEngine>, waiter: &Claim, subscription: &mut Box<dyn Subscription>) -> Fence {
     notified(subscription).await;
     match subscription.take_hand_off() {
         Some(hand_off) => hand_off.fence,
@@ -14,7 +14,7 @@ async fn granted(engine: &Arc<MysqlEngine>, waiter: &Claim, subscription: &mut B
 }
 
 /// Enters the queue of `n`.
-async fn enqueue(engine: &Arc<MysqlEngine>, waiter: &Claim) -> Box<dyn Subscription> {
+async fn enqueue(engine: &Arc<ServerEngine>, waiter: &Claim) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(waiter, &key("n")).await.unwrap();
     busy(engine, waiter).await;
     subscription

@@ -22,9 +22,9 @@ use crate::model::{Claim, OwnerToken};
 
 const SERVER: &str = "HOLDFAST_TEST_MYSQL_URL";
 
-async fn open(url: &str, settings: &Settings) -> Arc<MysqlEngine> {
+async fn open(url: &str, settings: &Settings) -> Arc<ServerEngine> {
     let config = MysqlConfig::parse(url, settings).unwrap();
-    MysqlEngine::connect(config).await.unwrap()
+    super::connect(config).await.unwrap()
 }
 
 /// Opens two engines with a prefix.
@@ -75,7 +75,7 @@ impl Database {
         })
     }
 
-    async fn engine_with(&self, settings: Settings) -> Arc<MysqlEngine> {
+    async fn engine_with(&self, settings: Settings) -> Arc<ServerEngine> {
         open(&self.url, &settings).await
     }
 
@@ -97,17 +97,17 @@ impl Database {
 }
 
 impl TestDatabase for Database {
-    type Server = MysqlServer;
-
     fn url(&self) -> &str {
         &self.url
     }
 
-    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<MysqlEngine> {
+    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<ServerEngine> {
         open(url, settings).await
     }
 
     const LOGIN_PACKETS: usize = 1;
+
+    const POLLING: &str = "";
 
     async fn execute(&mut self, text: &str) {
         self.client.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();

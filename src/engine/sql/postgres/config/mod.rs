@@ -28,7 +28,7 @@ pub struct PostgresConfig {
     /// The prefix of every name.
     pub(super) key_prefix: String,
     /// The servers and the database, for messages.
-    pub(super) server: String,
+    pub(in crate::engine) server: String,
     /// The source of the logins of new connections, instead of the one of the URL.
     pub(super) credentials: Option<Arc<Credentials>>,
     /// The file with passwords, for a URL without one.

@@ -6,9 +6,9 @@ use std::str::FromStr;
 use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
-use crate::engine::config::unknown_option;
 use crate::engine::sql::server::config::POOL_OPTIONS;
 use crate::engine::tls::{Pem, Verified};
+use crate::engine::url_options::unknown_option;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 

@@ -178,7 +178,7 @@ fn an_unknown_option_is_named() {
         .message;
     assert!(message.contains("not one of application_name, "), "{message}");
     assert!(
-        message.ends_with(" target_session_attrs (or has no such value): sslpassword"),
+        message.ends_with(" target_session_attrs, or that has an invalid value: sslpassword"),
         "{message}"
     );
 }

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use super::super::session::Values;
 use super::super::statements::Sql;
 use super::*;
-use crate::engine::sql::server::pool::{self, open_first};
+use crate::engine::sql::server::connection::{self, open_first};
 use crate::engine::{Credentials, Login};
 use crate::error::EngineError;
 
@@ -46,9 +46,10 @@ async fn only_the_first_connection_prepares_all_statements() {
     };
     let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
     let server = PostgresServer::new(config);
-    let first = open_first(&server).await.unwrap();
+    let any: Arc<dyn Server> = server.clone();
+    let first: PostgresSession = session_of(open_first(&any).await.unwrap());
     assert_eq!(first.prepared(), server.statements.all().len());
-    let second = pool::open(&server).await.unwrap();
+    let second: PostgresSession = session_of(connection::open(&any).await.unwrap());
     assert_eq!(second.prepared(), 0);
     let names: &[&[u8]] = &[b"n"];
     let values: &Values<'_> = &[&names, &"", &1_i64];
@@ -63,7 +64,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     // Without its tables a new connection checks and creates all of them.
     database.execute("DROP TABLE locks, locks_waiters").await;
     assert!(second.query(Sql::Check, values).await.is_err());
-    let third = pool::open(&server).await.unwrap();
+    let third: PostgresSession = session_of(connection::open(&any).await.unwrap());
     assert_eq!(third.query(Sql::Check, values).await.unwrap().len(), 1);
 }
 
@@ -73,8 +74,8 @@ async fn a_statement_is_planned_once() {
         return;
     };
     let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
-    let server = PostgresServer::new(config);
-    let session = open_first(&server).await.unwrap();
+    let server: Arc<dyn Server> = PostgresServer::new(config);
+    let session: PostgresSession = session_of(open_first(&server).await.unwrap());
     for _ in 0..10 {
         let token = OwnerToken::fresh();
         let (name, owner, metadata) = (&b"n"[..], token.as_str(), None::<&str>);

@@ -7,9 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::engine::sql::server::Server;
+use crate::engine::sql::server::connection::open_first;
 use crate::engine::sql::server::error::Kind;
-use crate::engine::sql::server::pool::open_first;
 use crate::model::Key;
 
 /// Forwards connections to a server, but forwards nothing more of the first one that listens. Returns the port.
@@ -201,7 +200,7 @@ async fn a_locked_row_rejects_no_other_call_with_a_short_statement_timeout() {
     a_locked_row_rejects_no_other_call(&mut database, &engine).await;
 }
 
-async fn a_locked_row_rejects_no_other_call(database: &mut Database, engine: &Arc<PostgresEngine>) {
+async fn a_locked_row_rejects_no_other_call(database: &mut Database, engine: &Arc<ServerEngine>) {
     lock_row(database, engine, "locked").await;
     let mut failures = Vec::new();
     // The machine may stand still for longer than the store timeout.
@@ -228,7 +227,7 @@ async fn a_transaction_without_an_end_is_ended_by_the_server() {
     acquire(&engine, &ours).await;
     let stopped = connect(&database.url).await;
     stopped
-        .batch_execute(engine.server.statements.begin(false))
+        .batch_execute(server_of::<PostgresServer>(&engine).statements.begin(false))
         .await
         .unwrap();
     stopped
@@ -352,7 +351,7 @@ async fn a_dropped_attempt_is_never_executed_later() {
     assert!(dropped.is_err(), "the table is locked");
     let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
     assert!(
-        (1..=PostgresServer::STATEMENT_LIMIT.claims).contains(&sent.len()),
+        (1..=engine.server.statement_limit().claims).contains(&sent.len()),
         "{} were sent",
         sent.len()
     );

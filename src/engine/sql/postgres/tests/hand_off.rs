@@ -12,12 +12,7 @@ const LISTENING: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
 
 /// Enters the queue of `n`. Waits until `count` engines listen.
-async fn enqueue(
-    database: &Database,
-    engine: &Arc<PostgresEngine>,
-    waiter: &Claim,
-    count: i64,
-) -> Box<dyn Subscription> {
+async fn enqueue(database: &Database, engine: &Arc<ServerEngine>, waiter: &Claim, count: i64) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(waiter, &key("n")).await.unwrap();
     busy(engine, waiter).await;
     eventually("the engine listens", async || database.number(LISTENING).await == count).await;
@@ -194,8 +189,9 @@ async fn a_waiter_behind_a_pooler_finds_its_grant_when_it_polls() {
 }
 
 /// Releases with the one statement, for `process`. Returns its answer.
-async fn released_in_one(client: &Client, engine: &PostgresEngine, holder: &Claim, process: &str) -> Vec<Row> {
-    let text = engine.server.statements.get(Sql::HandOff).text(true);
+async fn released_in_one(client: &Client, engine: &ServerEngine, holder: &Claim, process: &str) -> Vec<Row> {
+    let server: Arc<PostgresServer> = server_of(engine);
+    let text = server.statements.get(Sql::HandOff).text(true);
     let (names, owners) = (vec![&b"n"[..]], vec![holder.owner.as_str()]);
     // Without SKIP LOCKED, a row lock delays the statement after its snapshot.
     let statement = client.prepare(&text.replace("SKIP LOCKED", "")).await.unwrap();

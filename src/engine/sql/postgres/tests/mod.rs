@@ -19,9 +19,9 @@ use crate::model::{Claim, OwnerToken};
 
 const SERVER: &str = "HOLDFAST_TEST_POSTGRES_URL";
 
-async fn open(url: &str, settings: &Settings) -> Arc<PostgresEngine> {
+async fn open(url: &str, settings: &Settings) -> Arc<ServerEngine> {
     let config = PostgresConfig::parse(url, settings).unwrap();
-    PostgresEngine::connect(config).await.unwrap()
+    super::connect(config).await.unwrap()
 }
 
 /// Opens two engines with a prefix.
@@ -59,11 +59,11 @@ impl Database {
         Some(Database { name, url, client })
     }
 
-    async fn engine(&self) -> Arc<PostgresEngine> {
+    async fn engine(&self) -> Arc<ServerEngine> {
         open(&self.url, &Settings::default()).await
     }
 
-    async fn engine_with(&self, settings: Settings) -> Arc<PostgresEngine> {
+    async fn engine_with(&self, settings: Settings) -> Arc<ServerEngine> {
         open(&self.url, &settings).await
     }
 
@@ -84,18 +84,18 @@ impl Database {
 }
 
 impl TestDatabase for Database {
-    type Server = PostgresServer;
-
     fn url(&self) -> &str {
         &self.url
     }
 
-    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<PostgresEngine> {
+    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<ServerEngine> {
         open(url, settings).await
     }
 
     // A question for TLS, and the login.
     const LOGIN_PACKETS: usize = 2;
+
+    const POLLING: &str = "?pooler=transaction";
 
     async fn execute(&mut self, text: &str) {
         Database::execute(self, text).await;

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 
 use super::*;
 use crate::engine::sql::postgres::session::PLAN_AGE;
-use crate::engine::sql::server::pool;
+use crate::engine::sql::server::connection;
 use crate::model::Ttl;
 
 impl Database {
@@ -22,7 +22,7 @@ impl Database {
 /// Connects, and expects a permanent error with a text.
 async fn refused(url: &str, settings: &Settings, text: &str) {
     let config = PostgresConfig::parse(url, settings).unwrap();
-    let error = PostgresEngine::connect(config).await.unwrap_err();
+    let error = super::super::connect(config).await.unwrap_err();
     assert!(!error.retryable && error.to_string().contains(text), "{error}");
 }
 
@@ -195,7 +195,7 @@ async fn an_old_snapshot_is_named_in_a_warning() {
     };
     let engine = database.engine().await;
     acquire(&engine, &claim(&["n"])).await;
-    let mut session = pool::open(&engine.server).await.unwrap();
+    let mut session = connection::open(&engine.server).await.unwrap();
     // Each block with a handler has a transaction id of its own.
     let many_versions = "DO $$ BEGIN FOR i IN 1..1200 LOOP \
          BEGIN FOR j IN 1..10 LOOP UPDATE locks SET pid = j; END LOOP; EXCEPTION WHEN division_by_zero THEN NULL; END; \
@@ -378,7 +378,7 @@ async fn another_product_is_refused_by_its_version() {
         database.execute(&text).await;
     }
     let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
-    let error = PostgresEngine::connect(config).await.unwrap_err();
+    let error = super::super::connect(config).await.unwrap_err();
     let text = error.to_string();
     assert!(
         !error.retryable && text.contains("this server is CockroachDB (CockroachDB CCL v23.1.11)"),

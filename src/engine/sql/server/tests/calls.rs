@@ -11,7 +11,7 @@ use crate::engine::contract::PAGE;
 /// Locks the row of a free name as another program.
 pub(in crate::engine::sql) async fn lock_row<D: TestDatabase>(
     database: &mut D,
-    engine: &Arc<ServerEngine<D::Server>>,
+    engine: &Arc<ServerEngine>,
     name: &str,
 ) {
     let first = claim(&[name]);
@@ -95,8 +95,8 @@ fn answer<T>(outcome: crate::engine::Result<T>) -> Option<T> {
 }
 
 /// Makes an attempt in a task.
-pub(in crate::engine::sql) fn attempting<S: Server>(
-    engine: &Arc<ServerEngine<S>>,
+pub(in crate::engine::sql) fn attempting(
+    engine: &Arc<ServerEngine>,
     ours: &Claim,
 ) -> tokio::task::JoinHandle<crate::engine::Result<Acquired>> {
     let (engine, ours) = (engine.clone(), ours.clone());
@@ -371,7 +371,7 @@ pub(in crate::engine::sql) async fn a_burst_for_a_locked_row_delays_other_calls_
     let engine = database.engine().await;
     lock_row(database, &engine, "locked").await;
     let (mut locked, mut others) = (Vec::new(), Vec::new());
-    for index in 0..D::Server::STATEMENT_LIMIT.claims * 10 {
+    for index in 0..engine.server.statement_limit().claims * 10 {
         locked.push(attempting(&engine, &claim(&["locked"])));
         others.push(attempting(&engine, &claim(&[&format!("n{index}")])));
     }

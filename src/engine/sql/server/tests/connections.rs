@@ -5,8 +5,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::super::Session;
-use super::super::pool::{Pool, open};
+use super::super::Outcome;
+use super::super::connection::open;
+use super::super::pool::Pool;
 use super::*;
 use crate::engine::contract::PAGE;
 use crate::engine::{Renewed, Settings};
@@ -207,29 +208,68 @@ pub(in crate::engine::sql) async fn idle_connections_are_closed<D: TestDatabase>
 
 /// A network path drops the packets of all connections, after a packet that took long.
 pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestDatabase>(database: &mut D) {
-    let proxy = Proxy::start(database.url()).await;
-    let engine = database.open(&proxy.url).await;
-    let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
-    let mut checkouts = Vec::new();
-    for _ in 0..4 {
-        checkouts.push(pool.checkout().await.unwrap());
+    for is_full in [false, true] {
+        let proxy = Proxy::start(database.url()).await;
+        let settings = Settings {
+            store_timeout: Duration::from_secs(10),
+            ..Settings::default()
+        };
+        let engine = database.open_with(&proxy.url, &settings).await;
+        let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+        let mut checkouts = Vec::new();
+        for _ in 0..engine.server.most_for_calls() {
+            checkouts.push(pool.checkout().await.unwrap());
+        }
+        let mut used = checkouts.remove(0);
+        let connection = used.session().unwrap().connection().clone();
+        let slow = async {
+            tokio::time::sleep(Duration::from_millis(2500)).await;
+            Ok(())
+        };
+        connection.within_limit(slow).await.unwrap();
+        proxy.drop_packets();
+        let silence = connection
+            .within(Duration::from_millis(500), used.session().unwrap().ping())
+            .await;
+        drop(checkouts);
+        if !is_full {
+            assert!(used.settle(silence).is_err());
+        }
+        let mut new = pool.checkout().await.unwrap();
+        let answer = new.session().unwrap().ping().await;
+        assert!(new.settle(answer).is_ok());
+        drop(used);
     }
-    let mut used = checkouts.remove(0);
-    let connection = used.session().unwrap().connection().clone();
-    let slow = async {
-        tokio::time::sleep(Duration::from_millis(2500)).await;
-        Ok(())
-    };
-    connection.within_limit(slow).await.unwrap();
-    proxy.drop_packets();
-    let silence = connection
-        .within(Duration::from_millis(500), used.session().unwrap().ping())
-        .await;
-    assert!(used.settle(silence).is_err());
-    drop((used, checkouts));
-    let mut new = pool.checkout().await.unwrap();
-    let answer = new.session().unwrap().ping().await;
-    assert!(new.settle(answer).is_ok());
+}
+
+/// A pooler whose new connections hang has an open one that answers its test late, after another one was silent.
+pub(in crate::engine::sql) async fn a_connection_with_a_late_answer_is_used_while_new_ones_hang<D: TestDatabase>(
+    database: &mut D,
+) {
+    for is_full in [false, true] {
+        let proxy = Proxy::delayed(database.url(), Duration::from_millis(300)).await;
+        let needed = 2 + u32::from(database.engine().await.server.is_notified());
+        let settings = Settings {
+            max_connections: is_full.then_some(needed),
+            ..Settings::default()
+        };
+        let engine = database.open_with(&proxy.url, &settings).await;
+        let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+        let mut used = pool.checkout().await.unwrap();
+        drop(pool.checkout().await.unwrap());
+        proxy.hang_after(D::LOGIN_PACKETS);
+        let connection = used.session().unwrap().connection().clone();
+        connection.within_limit(used.session().unwrap().ping()).await.unwrap();
+        let silence = connection.within(Duration::from_millis(500), std::future::pending::<Outcome<()>>());
+        let silence = silence.await;
+        if !is_full {
+            assert!(used.settle(silence).is_err());
+        }
+        let mut late = pool.checkout().await.unwrap();
+        let answer = late.session().unwrap().ping().await;
+        assert!(late.settle(answer).is_ok());
+        drop(used);
+    }
 }
 
 pub(in crate::engine::sql) async fn a_call_that_gets_no_connection_is_told_which_there_are<D: TestDatabase>(

@@ -7,6 +7,7 @@ mod proxy;
 mod queue;
 mod rows;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ pub(in crate::engine::sql) use self::distant::*;
 pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
-use super::{Server, ServerEngine};
+use super::{Server, ServerEngine, Session};
 use crate::engine::{Acquired, Engine, Released, Settings, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
@@ -33,13 +34,13 @@ macro_rules! server_tests {
             // connections.rs
             an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped, each_connection_is_opened_again_when_it_ends_alone,
             new_connections_that_hang_delay_no_call, calls_share_the_connections_that_are_allowed, idle_connections_are_closed,
-            silent_connections_delay_no_new_one, a_call_that_gets_no_connection_is_told_which_there_are,
+            silent_connections_delay_no_new_one, a_connection_with_a_late_answer_is_used_while_new_ones_hang, a_call_that_gets_no_connection_is_told_which_there_are,
             // distant.rs
             callers_with_a_short_timeout_do_not_fail_the_calls_of_others, a_statement_to_a_distant_server_takes_all_calls,
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
             a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends,
-            waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions,
+            waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions, waiters_behind_others_poll_rarely,
             // rows.rs
             a_transaction_reads_only_rows_that_it_has_locked, fencing_tokens_grow_when_the_clock_steps_back, a_sweep_removes_old_rows_of_free_names, a_sweep_reads_each_row_once, a_page_of_a_list_reads_a_limited_number_of_rows,
             the_engine_sweeps, one_process_sweeps_in_each_interval, dropped_tables_are_created_again_with_a_warning,
@@ -60,17 +61,17 @@ macro_rules! server_tests {
 pub(in crate::engine::sql) use server_tests;
 
 /// A database of one test, and a connection of another program to it.
-#[allow(private_bounds, reason = "only the dialects implement it")]
 pub(in crate::engine::sql) trait TestDatabase {
-    type Server: Server;
-
     fn url(&self) -> &str;
 
     /// Opens an engine, through a proxy if the URL is that of one.
-    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<ServerEngine<Self::Server>>;
+    async fn open_with(&self, url: &str, settings: &Settings) -> Arc<ServerEngine>;
 
     /// The number of packets of a login to the server.
     const LOGIN_PACKETS: usize;
+
+    /// The query string of a URL that makes waiters poll.
+    const POLLING: &str;
 
     /// Executes statements as the other program.
     async fn execute(&mut self, text: &str);
@@ -93,13 +94,25 @@ pub(in crate::engine::sql) trait TestDatabase {
     /// Returns the expression of a time in the future.
     fn after(ms: u64) -> String;
 
-    async fn open(&self, url: &str) -> Arc<ServerEngine<Self::Server>> {
+    async fn open(&self, url: &str) -> Arc<ServerEngine> {
         self.open_with(url, &Settings::default()).await
     }
 
-    async fn engine(&self) -> Arc<ServerEngine<Self::Server>> {
+    async fn engine(&self) -> Arc<ServerEngine> {
         self.open(self.url()).await
     }
+}
+
+/// Returns the server of an engine as that of its dialect.
+pub(in crate::engine::sql) fn server_of<S: Server>(engine: &ServerEngine) -> Arc<S> {
+    let server: Arc<dyn Any + Send + Sync> = engine.server.clone();
+    server.downcast().unwrap()
+}
+
+/// Returns a connection as one of its dialect.
+pub(in crate::engine::sql) fn session_of<S: Session>(session: Box<dyn Session>) -> S {
+    let session: Box<dyn Any> = session;
+    *session.downcast().unwrap()
 }
 
 pub(in crate::engine::sql) const LONG: Duration = Duration::from_secs(30);

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::Session;
-use super::super::pool::open;
+use super::super::connection::open;
 use super::*;
 use crate::model::Ttl;
 use crate::stall_detector::StallDetector;
@@ -129,4 +128,35 @@ pub(in crate::engine::sql) async fn waiters_whose_event_loop_hangs_for_their_ttl
         alive(database, "x").await
     })
     .await;
+}
+
+/// Where waiters poll, as behind a pooler in transaction mode, the first waiter of a queue polls often, and the others rarely.
+pub(in crate::engine::sql) async fn waiters_behind_others_poll_rarely<D: TestDatabase>(database: &mut D) {
+    const WAITERS: usize = 39;
+    let proxy = Proxy::start(database.url()).await;
+    let url = format!("{}{}", proxy.url, D::POLLING);
+    let mut holder = claim(&["n"]);
+    holder.ttl = Ttl::clamped(LONG * 10);
+    acquire(&database.engine().await, &holder).await;
+    let mut waiters = Vec::new();
+    for _ in 0..WAITERS {
+        let (engine, waiter) = (database.open(&url).await, waiting(&["n"]));
+        let subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+        busy(&engine, &waiter).await;
+        assert!(!engine.server.is_notified());
+        waiters.push((engine, subscription));
+    }
+    // They poll more often while a lease is young.
+    let old = D::ago(60);
+    database.execute(&format!("UPDATE locks SET since = {old}")).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (before, began) = (proxy.packets(), tokio::time::Instant::now());
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let per_second = (proxy.packets() - before) as f64 / began.elapsed().as_secs_f64();
+    // Each of them polls at least once per 1.5 s. If all of them polled like the first, that would be 260 per second.
+    assert!((10.0..120.0).contains(&per_second), "{per_second} packets per second");
+    assert_eq!(
+        database.number("SELECT COUNT(*) FROM locks_waiters").await,
+        WAITERS as i64
+    );
 }

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::super::Session;
-use super::super::pool::open;
+use super::super::connection::open;
 use super::super::single_calls::{Attempt, answer_reads, pages};
 use super::super::transaction::{Plan, Prefix};
 use super::super::upkeep::{SWEEP_LIMIT, SWEEP_ROW, Swept};
