@@ -142,7 +142,8 @@ for (const kind of SERVER_KINDS) {
       })
 
       test('the error of a wait says that the store was silent at its end', async ({ proxy, direct, ...fixture }) => {
-        const { locks } = await prepare(fixture)
+        // Longer than the wait, which would otherwise end with the failure of its attempt.
+        const { locks } = await prepare(fixture, { storeTimeoutMs: 8000 })
         const waiter = rejects(locks.acquire('held', { waitMs: 5000 }), 'LOCK_TIMEOUT')
         await waiting(locks, 1)
         proxy.freeze()

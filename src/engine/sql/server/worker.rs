@@ -31,7 +31,7 @@ use crate::model::Key;
 /// How often the task reads which rows are still locked.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The connection and what the calls need.
+/// The connections, and what the calls need.
 pub(super) struct Worker {
     pub pool: Arc<Pool>,
     pub prefix: Prefix,

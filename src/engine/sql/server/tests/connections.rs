@@ -206,6 +206,11 @@ pub(in crate::engine::sql) async fn idle_connections_are_closed<D: TestDatabase>
     assert_eq!(database.connections().await, open);
 }
 
+/// Returns a pool of its own for the server of an engine.
+async fn pool_of(engine: &ServerEngine) -> Arc<Pool> {
+    Pool::new(engine.server.clone(), open(&engine.server).await.unwrap())
+}
+
 /// A network path drops the packets of all connections, after a packet that took long.
 pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestDatabase>(database: &mut D) {
     for is_full in [false, true] {
@@ -215,7 +220,7 @@ pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestD
             ..Settings::default()
         };
         let engine = database.open_with(&proxy.url, &settings).await;
-        let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+        let pool = pool_of(&engine).await;
         let mut checkouts = Vec::new();
         for _ in 0..engine.server.most_for_calls() {
             checkouts.push(pool.checkout().await.unwrap());
@@ -254,7 +259,7 @@ pub(in crate::engine::sql) async fn a_connection_with_a_late_answer_is_used_whil
             ..Settings::default()
         };
         let engine = database.open_with(&proxy.url, &settings).await;
-        let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+        let pool = pool_of(&engine).await;
         let mut used = pool.checkout().await.unwrap();
         drop(pool.checkout().await.unwrap());
         proxy.hang_after(D::LOGIN_PACKETS);
@@ -281,7 +286,7 @@ pub(in crate::engine::sql) async fn a_call_that_gets_no_connection_is_told_which
     };
     let proxy = Proxy::start(database.url()).await;
     let engine = database.open_with(&proxy.url, &settings).await;
-    let pool = Pool::new(engine.server.clone(), open(&engine.server).await.unwrap());
+    let pool = pool_of(&engine).await;
     let _used = pool.checkout().await.unwrap();
     proxy.set_open(false);
     let failure = pool.checkout().await.err().unwrap().to_string();

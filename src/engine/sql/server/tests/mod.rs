@@ -17,7 +17,7 @@ pub(in crate::engine::sql) use self::distant::*;
 pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
-use super::{Server, ServerEngine, Session};
+use super::{ServerEngine, Session};
 use crate::engine::{Acquired, Engine, Released, Settings, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
@@ -104,7 +104,8 @@ pub(in crate::engine::sql) trait TestDatabase {
 }
 
 /// Returns the server of an engine as that of its dialect.
-pub(in crate::engine::sql) fn server_of<S: Server>(engine: &ServerEngine) -> Arc<S> {
+#[cfg(feature = "postgres")]
+pub(in crate::engine::sql) fn server_of<S: super::Server>(engine: &ServerEngine) -> Arc<S> {
     let server: Arc<dyn Any + Send + Sync> = engine.server.clone();
     server.downcast().unwrap()
 }
