@@ -4,6 +4,7 @@
 //
 //   does        one line: owner check, fencing token and renewal, each present or missing
 //   settings    one line for each variant: the configuration here, and why it is the best one
+//   variants    what is otherwise for a variant: its `does` and `kind`
 //   kind        'library' (a lock library), 'driver' (a bare driver, no library) or 'code' (a page of one's own code)
 //   packages    the npm packages that its user installs, driver included, as folders of bench/node_modules; [] for holdfast
 //   connect({ urls, caFile }, variant)  resolves to an object with the functions of the parts that it takes part in. Several URLs

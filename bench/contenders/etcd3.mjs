@@ -5,9 +5,10 @@ import { Etcd3, EtcdLockFailedError } from 'etcd3'
 export const kind = 'library'
 export const packages = ['etcd3']
 export const does = 'owner check, by an etcd lease for each lock; no fencing token; renews by a timer; polling'
+export const variants = { bare: { kind: 'driver', does: 'no lock: a key is written and deleted' } }
 export const settings = {
   '': '`lock(name).ttl(30)`, `acquire()` and `release()`; waits by attempts',
-  bare: 'no lock: `put(name)` and `delete().key(name)`, both awaited',
+  bare: '`put(name)` and `delete().key(name)`, both awaited',
 }
 
 export async function connect({ urls: [url] }, variant) {

@@ -5,13 +5,14 @@ import zookeeper from 'node-zookeeper-client'
 const { ACL, CreateMode, Event } = zookeeper
 const { EPHEMERAL, EPHEMERAL_SEQUENTIAL } = CreateMode
 
-export const kind = 'recipe'
+export const kind = 'code'
 export const packages = ['node-zookeeper-client']
 export const does =
   'queue of nodes, each waits for the deletion of the one before it; no fencing token; no end but that of the session'
+export const variants = { bare: { kind: 'driver', does: 'no lock: a node is created and deleted' } }
 export const settings = {
   '': 'creates a sequential node, reads the children, watches the node before it',
-  bare: 'no lock: creates a node and deletes it',
+  bare: 'creates a node and deletes it',
 }
 
 export async function connect({ urls: [url] }, variant) {

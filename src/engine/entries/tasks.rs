@@ -148,8 +148,8 @@ impl Core {
     /// Deletes entries that have not changed since, until their session ends.
     async fn delete(&self, owner: &OwnerToken, own: Own) {
         for entry in own.entries {
-            while self.store.lasts_until(entry.session).is_some()
-                && let Err(failure) = self.delete_entry(owner, &entry).await
+            while let Err(failure) = self.delete_entry(owner, &entry).await
+                && self.store.lasts_until(entry.session).is_some()
             {
                 tracing::debug!(?failure, name = %entry.name, "an expired lock was not deleted");
                 sleep(DELETE_RETRY).await;

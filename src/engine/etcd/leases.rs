@@ -5,17 +5,23 @@
 //! etcd lease lasts until `kept + C` at least. A lease that was requested at `sent` needs `sent + ttl`. So a request goes out when
 //! `kept < sent + ttl - C`. Every class is at least a second longer than its ttls, so that such a request is rare.
 //!
-//! A new leader of the members begins all etcd leases again, and adds an election timeout. A deposed one may answer for one more
-//! election timeout, which that covers.
+//! A new leader of the members begins all etcd leases again. A deposed one that stood still, and goes on, knows nothing of the requests
+//! to the new one, and revokes what it takes for expired (etcd's issue 15247; also with etcd 3.5.30). It may also answer requests, of
+//! which the new one knows nothing. So **a request counts only in the term in which its etcd lease was granted**: a read that a majority
+//! confirms must show that term after the answer. In a later term entries get new etcd leases, which the deposed leader learns
+//! together with its deposition.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+
+use futures_util::future::join_all;
 
 use parking_lot::Mutex;
 
-use super::client::messages::{LeaseGrantRequest, LeaseRequest, LeaseResponse};
+use super::client::messages::{Header, LeaseGrantRequest, LeaseRequest, LeaseResponse, RangeRequest, RangeResponse};
 use super::client::{Client, Outcome};
+use super::txn::RANGE;
 use crate::clock::Moment;
 use crate::model::Ttl;
 
@@ -27,6 +33,8 @@ const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 const OF_WAITERS: u64 = 5;
 /// The length that an etcd lease has more than the leases of its class.
 const RESERVE: Duration = Duration::from_secs(1);
+/// The maximum number of etcd leases of waiters: each election leaves one, which waiters from before have.
+const MOST_OF_WAITERS: usize = 8;
 
 /// Which etcd lease an entry has: of the waiters, or of a class, by its seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,9 +69,12 @@ impl Class {
 /// An etcd lease.
 pub(super) struct Lease {
     pub id: i64,
+    class: Class,
+    /// The term in which it was granted.
+    term: u64,
     /// How long it lasts after a request that kept it alive.
     length: Duration,
-    /// When the last answered one of these was sent.
+    /// When the last one of these that counts was sent.
     kept: Mutex<Moment>,
     /// Held during such a request.
     keeping: tokio::sync::Mutex<()>,
@@ -79,67 +90,110 @@ impl Lease {
 /// The etcd leases of one engine.
 pub(super) struct Leases {
     client: Arc<Client>,
-    leases: Mutex<HashMap<Class, Arc<Lease>>>,
+    /// A key that the login may read.
+    key: Vec<u8>,
+    /// The last one of a class is for new entries.
+    leases: Mutex<Vec<Arc<Lease>>>,
+    /// The last known term.
+    term: AtomicU64,
     /// Held while an etcd lease is granted.
     granting: tokio::sync::Mutex<()>,
 }
 
 impl Leases {
-    pub(super) fn new(client: Arc<Client>) -> Self {
+    pub(super) fn new(client: Arc<Client>, key: Vec<u8>) -> Self {
         Leases {
             client,
+            key,
             leases: Mutex::default(),
+            term: AtomicU64::new(0),
             granting: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Returns the etcd lease of a class. Grants one if there is none, or if it may have expired.
+    /// Returns the etcd lease of a class. Grants one if there is none, if it may have expired, or if it is of an earlier term.
     pub(super) async fn get(&self, class: Class) -> Outcome<Arc<Lease>> {
         if let Some(lease) = self.known(class) {
             return Ok(lease);
         }
         let _granting = self.granting.lock().await;
-        if let Some(lease) = self.known(class) {
-            return Ok(lease);
+        loop {
+            if let Some(lease) = self.known(class) {
+                return Ok(lease);
+            }
+            let term = self.read_term().await?;
+            let sent = Moment::now();
+            let ttl = class.seconds() as i64;
+            let answer: LeaseResponse = self.client.call(GRANT, &LeaseGrantRequest { ttl }, None).await?;
+            // After an election meanwhile the term of the grant is not known.
+            if term_of(answer.header) == term {
+                let lease = Lease {
+                    id: answer.id,
+                    class,
+                    term,
+                    // Members with long election timeouts grant more.
+                    length: Duration::from_secs(answer.ttl.max(0) as u64),
+                    kept: Mutex::new(sent),
+                    keeping: tokio::sync::Mutex::default(),
+                };
+                self.insert(lease.into());
+            }
         }
-        let sent = Moment::now();
-        let ttl = class.seconds() as i64;
-        let answer: LeaseResponse = self.client.call(GRANT, &LeaseGrantRequest { ttl }, None).await?;
-        let lease = Arc::new(Lease {
-            id: answer.id,
-            // Members with long election timeouts grant more.
-            length: Duration::from_secs(answer.ttl.max(0) as u64),
-            kept: Mutex::new(sent),
-            keeping: tokio::sync::Mutex::default(),
-        });
-        self.leases.lock().insert(class, lease.clone());
-        Ok(lease)
     }
 
-    /// Returns the etcd lease of a class, unless it may have expired.
+    fn insert(&self, lease: Arc<Lease>) {
+        let mut leases = self.leases.lock();
+        leases.retain(|lease| lease.class == Class::Waiters || !lease.ends().is_past());
+        let mut of_waiters = leases.iter().filter(|lease| lease.class == Class::Waiters);
+        if of_waiters.clone().count() >= MOST_OF_WAITERS
+            && let Some(oldest) = of_waiters.next().map(|lease| lease.id)
+        {
+            leases.retain(|lease| lease.id != oldest);
+        }
+        leases.push(lease);
+    }
+
+    /// Returns the etcd lease of a class, unless it may have expired, or is of an earlier term.
     fn known(&self, class: Class) -> Option<Arc<Lease>> {
         let leases = self.leases.lock();
-        let lease = leases.get(&class)?;
+        let lease = leases.iter().rfind(|lease| lease.class == class && self.is_of_term(lease))?;
         let reserve = RESERVE.min(lease.length / 4);
         (lease.ends() > Moment::now() + reserve).then(|| lease.clone())
     }
 
-    /// Returns an etcd lease that new entries get, by its id.
-    pub(super) fn current(&self, id: i64) -> Option<Arc<Lease>> {
-        self.leases.lock().values().find(|lease| lease.id == id).cloned()
+    fn is_of_term(&self, lease: &Lease) -> bool {
+        lease.term == self.term.load(Relaxed)
     }
 
+    /// Reads the term. A majority confirms that there was no later one when the call began.
+    async fn read_term(&self) -> Outcome<u64> {
+        let request = RangeRequest {
+            key: self.key.clone(),
+            ..RangeRequest::default()
+        };
+        let answer: RangeResponse = self.client.call(RANGE, &request, None).await?;
+        let term = term_of(answer.header);
+        self.term.fetch_max(term, Relaxed);
+        Ok(term)
+    }
+
+    /// Returns an etcd lease by its id.
+    pub(super) fn find(&self, id: i64) -> Option<Arc<Lease>> {
+        self.leases.lock().iter().find(|lease| lease.id == id).cloned()
+    }
+
+    /// Returns the class of an etcd lease of this term, by its id.
     pub(super) fn class_of(&self, id: i64) -> Option<Class> {
-        let leases = self.leases.lock();
-        leases.iter().find(|(_, lease)| lease.id == id).map(|(class, _)| *class)
+        let lease = self.find(id).filter(|lease| self.is_of_term(lease))?;
+        Some(lease.class)
     }
 
     /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks.
     pub(super) fn end_of(&self, id: i64) -> Option<Moment> {
-        Some(self.current(id)?.ends() - RESERVE)
+        Some(self.find(id)?.ends() - RESERVE)
     }
 
-    /// Makes an etcd lease last until `end`, with a request only if it does not yet. `false`: it has expired.
+    /// Makes an etcd lease last until `end`, with a request only if it does not yet. `false`: it has expired, or is of an earlier term.
     pub(super) async fn keep_until(&self, lease: &Lease, end: Moment) -> Outcome<bool> {
         if lease.ends() >= end {
             return Ok(true);
@@ -160,39 +214,48 @@ impl Leases {
             self.forget(lease.id);
             return Ok(false);
         }
-        *lease.kept.lock() = sent;
-        Ok(true)
+        let is_of_term = self.read_term().await? == lease.term;
+        if is_of_term {
+            *lease.kept.lock() = sent;
+        }
+        Ok(is_of_term)
     }
 
-    /// Keeps the etcd lease of the waiters alive. Returns the delay until the next time. `None`: there is none.
+    /// Keeps the etcd leases of the waiters alive, also those of earlier terms. Returns the delay until the next time. `None`: there is
+    /// none.
     pub(super) async fn keep_waiters(&self) -> Option<Duration> {
         const INTERVAL: Duration = Duration::from_millis(1500);
         const RETRY: Duration = Duration::from_millis(300);
-        let lease = self.leases.lock().get(&Class::Waiters).cloned()?;
-        let keeping = tokio::time::timeout(INTERVAL, self.keep(&lease));
-        match keeping.await {
-            Ok(Ok(true)) => Some(INTERVAL),
-            Ok(Ok(false)) => None,
-            Ok(Err(failure)) => {
-                tracing::debug!(?failure, "the lease of the waiters was not kept alive");
-                Some(RETRY)
-            }
-            Err(_) => Some(RETRY),
+        let mut leases = self.leases.lock().clone();
+        leases.retain(|lease| lease.class == Class::Waiters);
+        if leases.is_empty() {
+            return None;
         }
+        let keeping = leases.iter().map(|lease| tokio::time::timeout(INTERVAL, self.keep(lease)));
+        let kept = join_all(keeping).await;
+        let are_kept = kept.iter().all(|kept| matches!(kept, Ok(Ok(_))));
+        if !are_kept {
+            tracing::debug!(?kept, "the lease of the waiters was not kept alive");
+        }
+        Some(if are_kept { INTERVAL } else { RETRY })
     }
 
     /// Forgets an etcd lease that has expired.
     pub(super) fn forget(&self, id: i64) {
-        self.leases.lock().retain(|_, lease| lease.id != id);
+        self.leases.lock().retain(|lease| lease.id != id);
     }
 
     /// Revokes the etcd leases without entries.
     pub(super) async fn close(&self, has_entries: impl Fn(i64) -> bool) {
-        let leases: Vec<i64> = self.leases.lock().drain().map(|(_, lease)| lease.id).collect();
+        let leases: Vec<i64> = self.leases.lock().drain(..).map(|lease| lease.id).collect();
         for id in leases.into_iter().filter(|id| !has_entries(*id)) {
             let _: Outcome<LeaseResponse> = self.client.call(REVOKE, &LeaseRequest { id }, None).await;
         }
     }
+}
+
+fn term_of(header: Option<Header>) -> u64 {
+    header.map_or(0, |header| header.raft_term)
 }
 
 #[cfg(test)]

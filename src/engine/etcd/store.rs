@@ -50,9 +50,10 @@ impl fmt::Debug for Etcd {
 impl Etcd {
     pub(super) fn new(config: EtcdConfig, local: Arc<LocalEntries>) -> Self {
         let layout = Layout(config.prefix.clone());
+        let key = format!("{}/", config.prefix).into_bytes();
         let client = Arc::new(Client::new(Arc::new(config)));
         Etcd {
-            leases: Leases::new(client.clone()),
+            leases: Leases::new(client.clone(), key),
             client,
             layout,
             local,
@@ -62,7 +63,7 @@ impl Etcd {
 
     async fn kept(&self, entries: &[Stored], end: Moment) -> Answer<bool> {
         for entry in entries {
-            let Some(lease) = self.leases.current(entry.session) else {
+            let Some(lease) = self.leases.find(entry.session) else {
                 return Ok(false);
             };
             if !self.leases.keep_until(&lease, end).await? {

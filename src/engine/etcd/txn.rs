@@ -15,7 +15,7 @@ use crate::model::{Claim, Key, OwnerToken, Ttl};
 use std::sync::Arc;
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
-const RANGE: &str = "/etcdserverpb.KV/Range";
+pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
 
 /// The comparison that is true for a range without keys.
 pub(super) fn is_empty((key, range_end): Range) -> Compare {

@@ -48,7 +48,8 @@ impl From<Op> for RequestOp {
 }
 
 messages! {
-    Header { revision: i64 [int64] "3" }
+    /// `raft_term`: the term of the leader of the last entry that the member has executed.
+    Header { revision: i64 [int64] "3" raft_term: u64 [uint64] "4" }
     KeyValue {
         key: Vec<u8> [bytes = "vec"] "1" create_revision: i64 [int64] "2" mod_revision: i64 [int64] "3"
         value: Vec<u8> [bytes = "vec"] "5" lease: i64 [int64] "6"
@@ -95,7 +96,7 @@ messages! {
     /// The request to keep a lease alive, to revoke it, and for its time to live.
     LeaseRequest { id: i64 [int64] "1" }
     /// The answer to all requests about leases. `ttl` in seconds; zero or less: there is no such lease.
-    LeaseResponse { id: i64 [int64] "2" ttl: i64 [int64] "3" }
+    LeaseResponse { header: Option<Header> [message, optional] "1" id: i64 [int64] "2" ttl: i64 [int64] "3" }
     AuthenticateRequest { name: String [string] "1" password: String [string] "2" }
     AuthenticateResponse { token: String [string] "2" }
 }

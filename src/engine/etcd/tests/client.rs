@@ -16,10 +16,10 @@ use crate::engine::etcd::client::{Client, Failure};
 use crate::error::EngineError;
 
 /// What a server answers: the HTTP status, the content type, the body, and the trailers. `None`: it never answers.
-type Answer = Option<(u16, &'static str, Vec<u8>, Option<Vec<(&'static str, String)>>)>;
+pub(super) type Answer = Option<(u16, &'static str, Vec<u8>, Option<Vec<(&'static str, String)>>)>;
 
 /// Starts a server that speaks HTTP/2. `answer` gets the path and the token of a request.
-async fn server(answer: impl Fn(&str, Option<&str>) -> Answer + Send + Sync + 'static) -> String {
+pub(super) async fn server(answer: impl Fn(&str, Option<&str>) -> Answer + Send + Sync + 'static) -> String {
     let answer = Arc::new(answer);
     listening(move |socket| {
         let answer = answer.clone();
@@ -72,7 +72,7 @@ where
     address
 }
 
-fn client(url: &str) -> Client {
+pub(super) fn client(url: &str) -> Client {
     Client::new(Arc::new(EtcdConfig::parse(url, &Settings::default()).unwrap()))
 }
 
@@ -90,9 +90,9 @@ async fn call(client: &Client) -> Result<LeaseResponse, Failure> {
     client.call("/service/method", &LeaseRequest { id: 7 }, None).await
 }
 
-const GRPC: &str = "application/grpc";
+pub(super) const GRPC: &str = "application/grpc";
 
-fn ok() -> Option<Vec<(&'static str, String)>> {
+pub(super) fn ok() -> Option<Vec<(&'static str, String)>> {
     Some(vec![("grpc-status", "0".into())])
 }
 

@@ -1,11 +1,17 @@
 //! The etcd leases of entries: shared by locks, kept alive only when that is needed, and those of hand-offs.
 
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use prost::Message;
+
+use super::client::{GRPC, client, ok, server};
 use super::*;
+use crate::clock::Moment;
 use crate::engine::contract::PAGE;
 use crate::engine::entries::{self, Store, Stored};
-use crate::engine::etcd::client::messages::{LeaseRequest, LeaseResponse};
+use crate::engine::etcd::client::messages::{Header, LeaseRequest, LeaseResponse};
+use crate::engine::etcd::leases::{Class, Leases};
 use crate::engine::{Acquired, Engine, HandOff, RESERVATION, Released, Renewed};
 use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
@@ -215,4 +221,43 @@ async fn an_entry_that_is_being_deleted_holds_nothing() {
 async fn a_lease_that_ends_while_it_is_written_is_deleted() {
     let Some([engine]) = engines().await else { return };
     entries::tests::a_lease_that_ends_while_it_is_written_is_deleted(&engine).await;
+}
+
+/// After an election a deposed leader may revoke etcd leases of the terms before, and answer requests for them.
+#[tokio::test]
+async fn an_answer_after_an_election_does_not_count() {
+    let (term, elects, id) = (Arc::new(AtomicU64::new(5)), Arc::new(AtomicU64::new(0)), AtomicI64::new(0));
+    let (of_server, elected) = (term.clone(), elects.clone());
+    let address = server(move |path, _| {
+        // A member that answers the first request after an election may not know of it yet.
+        let raft_term = of_server.fetch_add(elected.swap(0, SeqCst), SeqCst);
+        let header = Some(Header { revision: 1, raft_term });
+        let (id, ttl) = match path {
+            path if path.contains("LeaseGrant") => (id.fetch_add(1, SeqCst) + 1, 3),
+            path if path.contains("Lease") => (id.load(SeqCst), 3),
+            _ => (0, 0),
+        };
+        let message = LeaseResponse { header, id, ttl }.encode_to_vec();
+        Some((200, GRPC, [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat(), ok()))
+    })
+    .await;
+    let leases = Leases::new(Arc::new(client(&format!("etcd://{address}"))), b"p/".to_vec());
+    let class = Class::Seconds(3);
+    let lease = leases.get(class).await.unwrap();
+    let granted_until = lease.ends();
+    let later = || Moment::now() + Duration::from_millis(3100);
+    assert!(leases.keep_until(&lease, later()).await.unwrap() && lease.ends() > granted_until);
+    // An election during the request.
+    elects.store(1, SeqCst);
+    let kept_until = lease.ends();
+    assert!(!leases.keep_until(&lease, later()).await.unwrap());
+    assert_eq!((lease.ends(), leases.class_of(lease.id)), (kept_until, None));
+    let next = leases.get(class).await.unwrap();
+    assert_eq!((next.id, leases.class_of(next.id)), (2, Some(class)));
+    // An election between the read of the term and the grant.
+    term.store(7, SeqCst);
+    assert!(!leases.keep_until(&next, later()).await.unwrap());
+    elects.store(1, SeqCst);
+    let last = leases.get(class).await.unwrap();
+    assert_eq!((last.id, term.load(SeqCst), leases.class_of(last.id)), (4, 8, Some(class)));
 }
