@@ -6,7 +6,7 @@ import { start, TIMEOUT_MS } from './cli.mjs'
 import { missing, random, serverUrl, skip } from './stores.mjs'
 import { until } from './tools.mjs'
 
-for (const kind of ['redis', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd']) {
+for (const kind of ['redis', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd', 'zookeeper']) {
   test(`run --wait runs its command with the whole ttl on ${kind}`, { timeout: TIMEOUT_MS }, async (t) => {
     const reason = missing(kind)
     if (reason) return skip(t, reason)

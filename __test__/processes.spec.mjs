@@ -47,7 +47,8 @@ async function assertAddsUp(t, store, { scenario, names, rounds, perRound }) {
   assert.equal(sum, 4 * rounds * perRound)
 }
 
-for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd']) {
+const STORES = 'sqlite redis redis-quorum mongodb mongodb-replica-set postgres mysql etcd zookeeper'
+for (const kind of STORES.split(' ')) {
   suite(kind, 'leases between processes', (test) => {
     test('a process with a blocked event loop keeps its lock', async (store, t) => {
       const ttlMs = 1500

@@ -49,7 +49,7 @@ describe('a process without a thread to spare', { skip: process.platform !== 'li
     }
   })
 
-  for (const kind of /** @type {const} */ (['redis', 'mongodb', 'postgres', 'mysql'])) {
+  for (const kind of /** @type {const} */ (['redis', 'mongodb', 'postgres', 'mysql', 'etcd', 'zookeeper'])) {
     proxySuite(kind, 'no thread to spare', {}, (test) => {
       test('host names are resolved for new connections', async ({ proxy, options }, t) => {
         const url = SERVERS[kind].url(proxy.port).replace('127.0.0.1', 'localhost')
@@ -70,7 +70,7 @@ describe('a process without a thread to spare', { skip: process.platform !== 'li
 
 // SQLite has this test in Rust: `a_call_without_a_descriptor_is_retryable`.
 describe('a process without a file descriptor to spare', { skip: process.platform !== 'linux' }, () => {
-  for (const kind of /** @type {const} */ (['redis', 'mongodb', 'postgres', 'mysql'])) {
+  for (const kind of /** @type {const} */ (['redis', 'mongodb', 'postgres', 'mysql', 'etcd', 'zookeeper'])) {
     proxySuite(kind, 'no file descriptor to spare', {}, (test) => {
       test('connect and calls fail with a retryable error, and succeed later', async ({ proxy, options }, t) => {
         const child = await startLimited(t, SERVERS[kind].url(proxy.port), { ...options, storeTimeoutMs: 4000 })

@@ -115,6 +115,8 @@ export const etcd = {
   locate: locateEtcd,
   /** Starts three members. */
   startCluster: (args = []) => new Cluster().start(args),
+  /** The wall clock of a member, in milliseconds since 1970: the date of an HTTP response. */
+  clock: async ({ port }) => Date.parse(String((await fetch(`http://127.0.0.1:${port}/version`)).headers.get('date'))),
   /** Starts one server, with TLS or more arguments. */
   start: startEtcd,
   /** A URL of a server. */

@@ -1,8 +1,9 @@
 // Three ZooKeeper servers for the suites of faults and failover: each reaches the others through proxies.
 import { readFile } from 'node:fs/promises'
-import { locateZookeeper, modeOf, startZookeepers } from '../../scripts/zookeeper.mjs'
+import { ask, locateZookeeper, modeOf, startZookeepers } from '../../scripts/zookeeper.mjs'
 import { startProxy } from '../proxy.mjs'
 import { sleep } from '../tools.mjs'
+import { withZookeeper } from '../zookeeper-client.mjs'
 
 class Cluster {
   /** @type {Set<number>} The indexes of the servers that are cut off. */
@@ -96,6 +97,9 @@ export const zookeeper = {
   locate: locateZookeeper,
   /** Starts three servers, which detect a broken link within 4 s. */
   startCluster: (settings = {}) => new Cluster().start({ syncLimit: 2, initLimit: 2, ...settings }),
+  /** The wall clock of a server, in milliseconds since 1970: the time of a new session. @param {{ url: string, port: number }} member */
+  clock: ({ url, port }) =>
+    withZookeeper(url, async () => Number(/lop=SESS,est=(\d+)/.exec(await ask(port, 'cons'))?.[1])),
   /** Leases last for 10 s without a renewal, so that they outlast an election on a busy machine. */
   service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },
   /** A lock lasts for at least this long without a server: a lease of half a session, which is renewed after a third of it. */

@@ -2,8 +2,10 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'node:test'
 import { LockService } from '../../index.js'
+import { start } from '../children/start.mjs'
 import { random, skip } from '../stores.mjs'
-import { sleep, timed, until } from '../tools.mjs'
+import { later, sleep, timed, until } from '../tools.mjs'
+import { noSteps, setWallClock } from '../wall-clock.mjs'
 
 /** An election, the reconnect, and a machine that stands still. */
 const RESUMED_MS = 15_000
@@ -31,7 +33,7 @@ export function failover(driver) {
           return services.at(-1)
         }
         try {
-          await body(connect, await cluster.leader(), keyPrefix)
+          await body(connect, await cluster.leader(), keyPrefix, t)
         } finally {
           cluster.heal()
           for (const member of cluster.members) member.resume()
@@ -172,6 +174,40 @@ export function failover(driver) {
         }
       })().finally(() => (isStopped = true))
       await Promise.all([contending, breaking])
+    })
+
+    test('the clocks of members step by an hour: no lease ends early or late', async (connect, leader, keyPrefix, t) => {
+      if (noSteps) return t.skip(noSteps)
+      const [a, b] = [await connect(), await connect()]
+      const held = await a.acquire('held', { ttlMs: 3000 })
+      const wait = later(b.acquire('held', { waitMs: 100_000 }))
+      const task = { url: cluster.url(), options: { keyPrefix }, names: 'dead', acquire: { ttlMs: 3000 } }
+      if (driver.service) task.options.sessionTimeoutMs = 8000
+      const members = [0, 1, 2].map((index) => cluster.members[(leader + index) % 3])
+      for (const [count, seconds] of [
+        [1, 3600],
+        [3, -3600],
+        [3, 0],
+      ]) {
+        const startedAt = performance.now()
+        const child = start(t, 'hold', task)
+        const token = BigInt(await child.next('held'))
+        child.kill('SIGKILL')
+        for (const member of members.slice(0, count)) await setWallClock(member, seconds)
+        const ahead = (await driver.clock(members[0])) - Date.now()
+        assert.ok(Math.abs(ahead - seconds * 1000) < 60_000, `the clock is ${ahead} ms ahead`)
+        const next = await b.acquire('dead', { waitMs: 60_000 })
+        const took = performance.now() - startedAt
+        assert.ok(took > 3000 && took < 25_000, `the lock of a dead process ended after ${took} ms`)
+        assert.ok(next.fencingToken > token)
+        assert.equal(await next.release(), true)
+        assert.ok(held.isHeld)
+        assert.equal((await b.inspect('held'))?.fencingToken, held.fencingToken)
+      }
+      assert.equal(await held.release(), true)
+      const next = await wait
+      assert.ok(next.fencingToken > held.fencingToken)
+      assert.equal(await next.release(), true)
     })
 
     test('all members restart: a lock is kept, and renewed again', async (connect) => {

@@ -64,7 +64,8 @@ export async function run(names, values, [file, ...args]) {
           HOLDFAST_FENCING_TOKEN: String(lock.fencingToken),
         }
         const child = new Child(file, args, env, values.foreground === true)
-        execution = new Execution(child, lock, locks, killAfterMs)
+        // On ZooKeeper a lease may be shorter than its ttl.
+        execution = new Execution(child, lock, locks, Math.min(killAfterMs, lock.remainingMs / 3))
         code = await execution.ended
         // With --once-per the name is free after a failure.
         if (code !== 0 && periodMs !== undefined) throw new CommandFailed()

@@ -10,12 +10,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::engine::entries;
-use crate::engine::etcd::client::messages::{LeaseRequest, LeaseResponse};
+use crate::engine::entries::{self, Record};
+use crate::engine::etcd::client::messages::{
+    Header, KeyValue, LeaseRequest, LeaseResponse, OpAnswer, RangeResponse, ResponseOp, TxnResponse,
+};
 use crate::engine::etcd::client::{Client, Failure};
+use crate::engine::etcd::layout::Layout;
+use crate::engine::{Acquired, Engine};
 use crate::error::EngineError;
+use prost::Message;
 
-/// What a server answers: the HTTP status, the content type, the body, and the trailers. `None`: it never answers.
+/// What a server answers: the HTTP status, the content type, the body, and the trailers; without any, the stream stays open. `None`: it
+/// never answers.
 pub(super) type Answer = Option<(u16, &'static str, Vec<u8>, Option<Vec<(&'static str, String)>>)>;
 
 /// Starts a server that speaks HTTP/2. `answer` gets the path and the token of a request.
@@ -25,6 +31,7 @@ pub(super) async fn server(answer: impl Fn(&str, Option<&str>) -> Answer + Send 
         let answer = answer.clone();
         async move {
             let mut connection = h2::server::handshake(socket).await.unwrap();
+            let mut open = Vec::new();
             while let Some(Ok((request, mut respond))) = connection.accept().await {
                 let token = request
                     .headers()
@@ -45,6 +52,10 @@ pub(super) async fn server(answer: impl Fn(&str, Option<&str>) -> Answer + Send 
                 let mut stream = respond.send_response(head, false).unwrap();
                 stream.send_data(Bytes::from(body), trailers.is_none()).unwrap();
                 if let Some(trailers) = trailers {
+                    if trailers.is_empty() {
+                        open.push(stream);
+                        continue;
+                    }
                     let mut map = HeaderMap::new();
                     for (name, value) in trailers {
                         map.insert(name, value.parse().unwrap());
@@ -262,4 +273,75 @@ async fn a_client_that_is_closed_opens_no_connection() {
     client.close();
     let error = call(&client).await.unwrap_err().of("renew");
     assert!(error.to_string().contains("closed"), "{error}");
+}
+
+fn frame(message: &[u8]) -> Vec<u8> {
+    [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
+}
+
+/// etcd cancels a watch, as one whose revision was compacted, and leaves the stream open. The waiter finds in the next watch that it
+/// is the oldest one.
+#[tokio::test]
+async fn a_watch_that_is_cancelled_is_opened_again() {
+    let waiter = leases::claim("n", Duration::from_secs(30));
+    let name = waiter.keys()[0].clone();
+    let entry = |id: &str, revision| KeyValue {
+        key: Layout("p/".into()).key(&name, id),
+        value: Record::new(&waiter).to_json(),
+        create_revision: revision,
+        mod_revision: revision,
+        lease: 7,
+    };
+    let (own, other) = (entry(waiter.owner.as_str(), 2), entry("other", 1));
+    let range = move |kvs: &[&KeyValue]| RangeResponse {
+        header: Some(Header { revision: 9 }),
+        kvs: kvs.iter().copied().cloned().collect(),
+        count: kvs.len() as i64,
+        ..RangeResponse::default()
+    };
+    let watches = Arc::new(AtomicUsize::new(0));
+    let address = server(move |path, _| {
+        let answer = match path.rsplit('/').next().unwrap() {
+            "Watch" => {
+                let created = frame(&[0x18, 1]);
+                // `canceled`, `compact_revision` and `cancel_reason`.
+                let cancelled = [&[0x20, 1, 0x28, 16, 0x32, 9][..], b"compacted"].concat();
+                let body = match watches.fetch_add(1, SeqCst) {
+                    0 => [created, frame(&cancelled)].concat(),
+                    _ => created,
+                };
+                return Some((200, GRPC, body, Some(Vec::new())));
+            }
+            "LeaseGrant" | "LeaseKeepAlive" => lease()[5..].to_vec(),
+            "Txn" => {
+                let entered = OpAnswer::Txn(TxnResponse::default());
+                let reads = [range(&[&other]), range(&[&own])].map(OpAnswer::Range);
+                let responses = [entered].into_iter().chain(reads);
+                TxnResponse {
+                    header: Some(Header { revision: 2 }),
+                    responses: responses.map(|answer| ResponseOp { op: Some(answer) }).collect(),
+                    succeeded: false,
+                }
+                .encode_to_vec()
+            }
+            _ if watches.load(SeqCst) < 2 => range(&[&other, &own]).encode_to_vec(),
+            _ => range(&[&own]).encode_to_vec(),
+        };
+        Some((200, GRPC, frame(&answer), ok()))
+    })
+    .await;
+    let engine = opened(&format!("etcd://{address}"), "p/").await;
+    let mut subscription = engine.subscribe(&waiter, &waiter.keys()[0]).await.unwrap();
+    assert!(matches!(
+        engine.try_acquire(&waiter).await.unwrap(),
+        Acquired::Held { .. }
+    ));
+    let handed_off = async {
+        while subscription.take_hand_off().is_none() {
+            subscription.changed().await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), handed_off)
+        .await
+        .expect("the watch was not opened again");
 }

@@ -15,7 +15,7 @@ use crate::engine::etcd::leases::{Class, Leases};
 use crate::engine::{Acquired, Engine, HandOff, RESERVATION, Released, Renewed};
 use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
-fn claim(name: &str, ttl: Duration) -> Claim {
+pub(super) fn claim(name: &str, ttl: Duration) -> Claim {
     let keys = [Key::new(name).unwrap()];
     let process = Arc::new(Process::current());
     let mut claim = Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(ttl), process);

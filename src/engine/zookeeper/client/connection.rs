@@ -120,14 +120,16 @@ fn greeting(error: &io::Error, login: &Login) -> Failure {
     if error.kind() == io::ErrorKind::InvalidData {
         return no_zookeeper();
     }
-    let advice = match login.tls {
-        // TLS 1.3: the server checks the client's certificate after the handshake of the client.
-        Some(_) => {
-            "the server may require a client certificate (tls.certFile, tls.keyFile), have no quorum, or have too many connections"
-        }
-        None => "the server may have no quorum, or too many connections (maxClientCnxns)",
+    // TLS 1.3: the server checks the client's certificate after the handshake of the client.
+    let certificate = match login.tls {
+        Some(_) => "require a client certificate (tls.certFile, tls.keyFile), ",
+        None => "",
     };
-    Failure::not_sent(format!("the server opened no session ({error}): {advice}"), true)
+    let text = format!(
+        "the server opened no session ({error}): it may {certificate}have no quorum, have too many connections (maxClientCnxns), or \
+         have older data than this process has seen (a restored snapshot: restart the process)"
+    );
+    Failure::not_sent(text, true)
 }
 
 fn no_zookeeper() -> Failure {
