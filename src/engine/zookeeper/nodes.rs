@@ -53,7 +53,7 @@ impl Zookeeper {
     /// Returns a read of the entries of several names at one point in time.
     pub(super) fn read(&self, names: &[Key]) -> Request {
         let folders = names.iter().map(|name| self.layout.folder(name));
-        let reads = folders.flat_map(|folder| [Request::children_only(&folder), Request::data(&folder)]);
+        let reads = folders.flat_map(|folder| [Request::children(&folder), Request::data(&folder)]);
         Request::multi_read(&reads.collect::<Vec<_>>())
     }
 
@@ -237,7 +237,7 @@ impl Zookeeper {
         let read = self.client.call(Request::children(self.layout.root()));
         synced.await?;
         match read.await {
-            Ok(reply) => Ok(reply.children()?.0),
+            Ok(reply) => Ok(reply.children()?),
             Err(Refusal::Refused(code::NO_NODE)) => Ok(Vec::new()),
             Err(refusal) => Err(refusal),
         }

@@ -83,7 +83,7 @@ impl Zookeeper {
         });
         let (watched, local, revision) = (name.clone(), self.local.clone(), self.revision.clone());
         self.client.call_in_order(Request::children(&folder), move |answer| {
-            let names = match answer.and_then(|reply| Ok(reply.children()?.0)) {
+            let names = match answer.and_then(|reply| Ok(reply.children()?)) {
                 Ok(names) => names,
                 // The server has removed the empty folder.
                 Err(Refusal::Refused(code::NO_NODE)) => Vec::new(),

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::jute::Malformed;
@@ -47,14 +48,8 @@ pub(super) struct Connection {
     pub answered: Moment,
 }
 
-pub(super) enum Opened {
-    Connection(Box<Connection>),
-    /// The session has expired.
-    Expired,
-}
-
-/// Opens a connection, and a session or the one of `key`.
-pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Opened, Failure> {
+/// Opens a connection, and a session or the one of `key`. `None`: that one has expired.
+pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Option<Connection>, Failure> {
     let mut stream = server.connect(login.tls.as_ref(), None).await?;
     let timeout_ms = i32::try_from(login.session_timeout.as_millis()).unwrap_or(i32::MAX);
     let request = messages::connect(key.last_zxid, timeout_ms, key.id, &key.password);
@@ -63,16 +58,12 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
         .await
         .map_err(|error| greeting(&error, login))?;
     let answered = Moment::now();
-    let Connected {
-        timeout_ms,
-        id,
-        password,
-    } = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
-    if timeout_ms == 0 {
-        return Ok(Opened::Expired);
+    let connected = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
+    if connected.timeout_ms == 0 {
+        return Ok(None);
     }
     if let Some(digest) = &login.digest {
-        let mut request = Vec::new();
+        let mut request = BytesMut::new();
         Request::login(digest).write(LOGIN, &mut request);
         let refused = "the login was refused: check the user and the password of the URL";
         let frame = ask(&mut stream, &request).await;
@@ -85,17 +76,17 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
             _ => return Err(no_zookeeper()),
         }
     }
-    Ok(Opened::Connection(Box::new(Connection {
+    Ok(Some(Connection {
         stream,
         session: SessionKey {
-            id,
-            password,
+            id: connected.id,
+            password: connected.password,
             last_zxid: key.last_zxid,
         },
-        timeout: Duration::from_millis(timeout_ms.into()),
+        timeout: Duration::from_millis(connected.timeout_ms.into()),
         sent,
         answered,
-    })))
+    }))
 }
 
 /// Sends one message on a new connection, and reads one frame.

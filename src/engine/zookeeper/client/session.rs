@@ -5,10 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::codec::{Decoder, LengthDelimitedCodec};
 
-use super::connection::{self, Connection, Opened, SessionKey};
+use super::connection::{self, Connection, SessionKey};
 use super::evidence::Evidence;
 use super::messages::{EVENT, Request, code};
 use super::replies::{self, Reply};
@@ -57,7 +59,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         match opened {
             Ok(connection) => {
                 let began = Instant::now();
-                match session.serve(*connection).await {
+                match session.serve(connection).await {
                     End::Closed => break Failure::Closed,
                     End::Broken(why) => tracing::debug!(%why, address = %shared.address.lock(), "the connection broke"),
                 }
@@ -96,7 +98,7 @@ fn fail_queued(shared: &Shared, failure: &Failure) {
 
 impl Session {
     /// Connects to the first server that opens the session.
-    async fn open(&mut self) -> Result<Box<Connection>, ConnectFailure> {
+    async fn open(&mut self) -> Result<Connection, ConnectFailure> {
         let mut failures: Vec<String> = Vec::new();
         let mut passes = false;
         for _ in 0..self.shared.servers.len() {
@@ -114,16 +116,16 @@ impl Session {
         Err(ConnectFailure::not_sent(failures.join("; "), passes))
     }
 
-    async fn open_at(&mut self, server: &Server) -> Result<Box<Connection>, ConnectFailure> {
+    async fn open_at(&mut self, server: &Server) -> Result<Connection, ConnectFailure> {
         let login = &self.shared.login;
         // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
         let limit = silence(login.session_timeout) * if self.key.id == 0 { 2 } else { 1 };
         for _ in 0..2 {
             let opened = timeout(limit, connection::open(server, login, &self.key)).await;
             match opened {
-                Ok(Ok(Opened::Connection(connection))) => return Ok(connection),
+                Ok(Ok(Some(connection))) => return Ok(connection),
                 // The server has closed that connection: the next one gets a new session.
-                Ok(Ok(Opened::Expired)) => {
+                Ok(Ok(None)) => {
                     self.key = SessionKey {
                         last_zxid: self.key.last_zxid,
                         ..SessionKey::default()
@@ -141,50 +143,33 @@ impl Session {
 
     /// Uses a connection until it breaks or the client is closed.
     async fn serve(&mut self, connection: Connection) -> End {
-        let Connection {
-            stream,
-            session,
-            timeout,
-            sent,
-            answered,
-        } = connection;
-        let has_moved = self.key.id == session.id;
-        let (evidence, until) = Evidence::new(timeout, sent, answered, has_moved);
-        self.key = session;
-        let state = SessionState {
-            id: self.key.id,
-            timeout,
-            until,
-            longest: timeout / 2,
-        };
+        let timeout = connection.timeout;
+        let has_moved = self.key.id == connection.session.id;
+        let (evidence, until) = Evidence::new(timeout, connection.sent, connection.answered, has_moved);
+        self.key = connection.session;
         let shared = self.shared.clone();
-        shared.state.send_modify(|current| {
-            // The same session on another connection.
-            let until = if current.id == state.id {
-                until.max(current.until)
-            } else {
-                until
-            };
-            let longest = state.longest.max(current.longest);
-            *current = SessionState {
-                until,
-                longest,
-                ..state
+        shared.state.send_modify(|state| {
+            *state = SessionState {
+                id: self.key.id,
+                timeout,
+                until: if has_moved { until.max(state.until) } else { until },
+                longest: state.longest.max(timeout / 2),
             };
         });
-        let (reader, writer) = tokio::io::split(stream);
+        let (reader, writer) = tokio::io::split(connection.stream);
         let mut link = Link {
             shared: &shared,
             last_zxid: &mut self.key.last_zxid,
-            session: state.id,
+            session: self.key.id,
             next_sync: Instant::now() + evidence.interval(),
             evidence,
             silence: silence(timeout),
             last_heard: Instant::now(),
             number: 0,
             in_flight: VecDeque::new(),
-            input: Vec::new(),
-            out: Vec::new(),
+            frames: LengthDelimitedCodec::builder().max_frame_length(MAX_REPLY).new_codec(),
+            input: BytesMut::new(),
+            out: BytesMut::new(),
         };
         let end = link.run(reader, writer).await;
         let why = match &end {
@@ -204,15 +189,10 @@ fn silence(session_timeout: Duration) -> Duration {
     SILENCE.min(session_timeout / 6)
 }
 
-/// Writes some bytes, or flushes if there are none.
-async fn write(writer: &mut WriteHalf<Box<dyn Io>>, out: &[u8]) -> io::Result<usize> {
-    if out.is_empty() {
-        return writer.flush().await.map(|()| 0);
-    }
-    match writer.write(out).await? {
-        0 => Err(io::ErrorKind::WriteZero.into()),
-        count => Ok(count),
-    }
+/// Writes bytes, and removes what is written. May be dropped and called again.
+async fn write(writer: &mut WriteHalf<Box<dyn Io>>, out: &mut BytesMut) -> io::Result<()> {
+    writer.write_all_buf(out).await?;
+    writer.flush().await
 }
 
 /// An open connection.
@@ -226,8 +206,9 @@ struct Link<'a> {
     last_heard: Instant,
     number: i32,
     in_flight: VecDeque<(i32, Sink)>,
-    input: Vec<u8>,
-    out: Vec<u8>,
+    frames: LengthDelimitedCodec,
+    input: BytesMut,
+    out: BytesMut,
 }
 
 impl Link<'_> {
@@ -235,6 +216,7 @@ impl Link<'_> {
         let mut is_flushed = true;
         loop {
             self.encode();
+            is_flushed &= self.out.is_empty();
             // Without requests the server owes no answer.
             let silent_at = (!self.in_flight.is_empty()).then(|| self.last_heard + self.silence);
             let timer = silent_at.map_or(self.next_sync, |at| at.min(self.next_sync));
@@ -255,11 +237,9 @@ impl Link<'_> {
                     self.close(&mut reader, &mut writer).await;
                     return End::Closed;
                 }
-                written = write(&mut writer, &self.out), if !(self.out.is_empty() && is_flushed) => {
-                    written.map(|count| {
-                        is_flushed = self.out.is_empty();
-                        self.out.drain(..count);
-                    })
+                written = write(&mut writer, &mut self.out), if !is_flushed => {
+                    is_flushed = true;
+                    written
                 }
                 () = self.shared.wake.notified() => Ok(()),
                 () = sleep_until(timer) => Ok(()),
@@ -309,24 +289,12 @@ impl Link<'_> {
 
     /// Handles all frames that have arrived.
     fn receive(&mut self) -> Result<(), &'static str> {
-        let input = std::mem::take(&mut self.input);
-        let mut rest = &input[..];
-        while let Some((length, after)) = rest.split_first_chunk::<4>() {
-            let length = u32::from_be_bytes(*length) as usize;
-            if length > MAX_REPLY {
-                return Err("the server sent a message of more than 16 MiB");
-            }
-            let Some((frame, after)) = after.split_at_checked(length) else {
-                break;
-            };
-            self.handle(frame)?;
-            rest = after;
+        const TOO_LONG: &str = "the server sent a message of more than 16 MiB";
+        while let Some(frame) = self.frames.decode(&mut self.input).map_err(|_| TOO_LONG)? {
+            self.handle(&frame)?;
         }
-        let used = input.len() - rest.len();
-        self.input = input;
-        self.input.drain(..used);
         if self.input.is_empty() && self.input.capacity() > OUT_LIMIT {
-            self.input = Vec::new();
+            self.input = BytesMut::new();
         }
         Ok(())
     }
@@ -373,10 +341,8 @@ impl Link<'_> {
     async fn close(&mut self, reader: &mut ReadHalf<Box<dyn Io>>, writer: &mut WriteHalf<Box<dyn Io>>) {
         self.encode();
         Request::close().write(0, &mut self.out);
-        let out = std::mem::take(&mut self.out);
         let closing = async {
-            writer.write_all(&out).await?;
-            writer.flush().await?;
+            write(writer, &mut self.out).await?;
             let mut rest = vec![0; 4096];
             while reader.read(&mut rest).await? > 0 {}
             io::Result::Ok(())
