@@ -66,7 +66,7 @@ pub(in crate::engine) struct EntryEngine {
 
 impl fmt::Debug for EntryEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("EntryEngine").field(&self.core.store).finish()
+        f.debug_tuple(self.name()).field(&self.address()).finish()
     }
 }
 

@@ -1,6 +1,5 @@
 //! What a store provides for [`EntryEngine`](super::EntryEngine).
 
-use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -54,7 +53,7 @@ impl Failure {
 /// # Behavior
 /// A method makes one attempt. Its future may be dropped.
 #[async_trait]
-pub(in crate::engine) trait Store: fmt::Debug + Send + Sync + 'static {
+pub(in crate::engine) trait Store: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
     /// Returns the address for messages.

@@ -1,7 +1,6 @@
 //! The entries of claims as keys.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,20 +40,13 @@ pub(super) struct Etcd {
     pub(super) waiting: Notify,
 }
 
-impl fmt::Debug for Etcd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Etcd").field("servers", &self.client.address()).finish()
-    }
-}
-
 impl Etcd {
     pub(super) fn new(config: EtcdConfig, local: Arc<LocalEntries>) -> Self {
-        let layout = Layout(config.prefix.clone());
-        let client = Arc::new(Client::new(Arc::new(config)));
+        let client = Arc::new(Client::new(config.servers));
         Etcd {
             leases: Leases::new(client.clone()),
             client,
-            layout,
+            layout: Layout(config.prefix),
             local,
             waiting: Notify::new(),
         }

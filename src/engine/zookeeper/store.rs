@@ -1,6 +1,5 @@
 //! The entries of claims as nodes.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -26,12 +25,6 @@ pub(super) struct Zookeeper {
     local: Arc<LocalEntries>,
     /// The number of the last message that a mirror depends on.
     revision: Arc<AtomicU64>,
-}
-
-impl fmt::Debug for Zookeeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.client.fmt(f)
-    }
 }
 
 impl Zookeeper {

@@ -21,8 +21,8 @@ use self::connection::{Connection, Stream};
 use self::framing::{decoded, encoded};
 use self::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
 pub(super) use self::status::Status;
-use super::config::EtcdConfig;
 use crate::engine::entries;
+use crate::engine::entries::target::Servers;
 use crate::model::{Claim, OwnerToken};
 
 /// The delay before the next member is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
@@ -57,7 +57,7 @@ type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, (Status, String
 
 /// A client. It opens a connection with its first request, and another one when that is lost.
 pub(super) struct Client {
-    config: Arc<EtcdConfig>,
+    servers: Arc<Servers>,
     state: Mutex<State>,
     /// Held during a login.
     login: tokio::sync::Mutex<()>,
@@ -75,11 +75,11 @@ struct State {
 }
 
 impl Client {
-    pub(super) fn new(config: Arc<EtcdConfig>) -> Self {
+    pub(super) fn new(servers: Servers) -> Self {
         // The processes distribute themselves over the members.
-        let first = fastrand::usize(..config.servers.len());
+        let first = fastrand::usize(..servers.list.len());
         Client {
-            config,
+            servers: Arc::new(servers),
             state: Mutex::new(State {
                 first,
                 ..State::default()
@@ -90,7 +90,7 @@ impl Client {
 
     /// Returns the members for messages.
     pub(super) fn address(&self) -> String {
-        self.config.address()
+        self.servers.to_string()
     }
 
     /// Makes a request. `attempt`: the claim of an attempt, which is marked as sent.
@@ -175,10 +175,10 @@ impl Client {
             }
             if state.is_closed {
                 let status = Status::Broken("the service is closed".into());
-                return Err(self.not_sent(status, self.config.address()));
+                return Err(self.not_sent(status, self.address()));
             }
             let open = || {
-                let opening = open(self.config.clone(), state.first).boxed().shared();
+                let opening = open(self.servers.clone(), state.first).boxed().shared();
                 tokio::spawn(opening.clone().map(drop).boxed());
                 opening
             };
@@ -208,7 +208,7 @@ impl Client {
 
     /// Leaves a member that has failed, if there is another one.
     fn failed(&self, connection: &Arc<Connection>, status: Status) -> Failure {
-        let servers = &self.config.servers;
+        let servers = &self.servers.list;
         if status.is_of_member() {
             let mut state = self.state.lock();
             let is_current = state
@@ -232,7 +232,7 @@ impl Client {
 
     /// Returns the token of the login. `None`: there is no login in the URL.
     async fn token(&self, connection: &Arc<Connection>) -> Outcome<Option<Arc<str>>> {
-        let Some((name, password)) = &self.config.login else {
+        let Some((name, password)) = &self.servers.login else {
             return Ok(None);
         };
         let known = || self.state.lock().token.clone();
@@ -270,16 +270,16 @@ impl Client {
 }
 
 /// Connects to the first member that answers, beginning with the one at `first`.
-async fn open(config: Arc<EtcdConfig>, first: usize) -> Result<Arc<Connection>, (Status, String)> {
-    let count = config.servers.len();
-    let mut waiting = (0..count).filter_map(|index| config.servers.get((first % count + index) % count));
+async fn open(servers: Arc<Servers>, first: usize) -> Result<Arc<Connection>, (Status, String)> {
+    let count = servers.list.len();
+    let mut waiting = (0..count).filter_map(|index| servers.list.get((first % count + index) % count));
     let mut attempts = FuturesUnordered::new();
     let mut failed = None;
     let mut has_more = true;
     loop {
         match waiting.next() {
             Some(server) => {
-                let opening = Connection::open(server, config.tls.as_ref(), count == 1);
+                let opening = Connection::open(server, servers.tls.as_ref(), count == 1);
                 attempts.push(opening.map(move |opened| (server, opened)));
             }
             None => has_more = false,
@@ -301,7 +301,7 @@ async fn open(config: Arc<EtcdConfig>, first: usize) -> Result<Arc<Connection>, 
             else => break,
         }
     }
-    Err(failed.unwrap_or_else(|| (Status::Broken("no server".into()), config.address())))
+    Err(failed.unwrap_or_else(|| (Status::Broken("no server".into()), servers.to_string())))
 }
 
 /// The stream of watches.

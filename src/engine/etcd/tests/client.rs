@@ -73,7 +73,7 @@ where
 }
 
 fn client(url: &str) -> Client {
-    Client::new(Arc::new(EtcdConfig::parse(url, &Settings::default()).unwrap()))
+    Client::new(EtcdConfig::parse(url, &Settings::default()).unwrap().servers)
 }
 
 trait Of {

@@ -1,7 +1,6 @@
 //! Opens a connection to one server: TCP, TLS, the session, the login.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -11,23 +10,11 @@ use super::jute::Malformed;
 use super::messages::{self, LOGIN, Request, code};
 use super::replies::{self, Connected};
 use crate::clock::Moment;
-use crate::engine::TlsFiles;
 use crate::engine::entries::Failure;
-use crate::engine::entries::target::{Io, Server};
+use crate::engine::entries::target::{Io, Server, Servers};
 
 /// The longest message of a server before the session is open.
 const MAX_GREETING: usize = 4096;
-
-/// What a connection needs besides its server.
-#[derive(Clone)]
-pub(in super::super) struct Login {
-    /// The TLS files, for `zookeepers://`.
-    pub tls: Option<TlsFiles>,
-    /// `user:password` of a digest login.
-    pub digest: Option<Arc<str>>,
-    /// The session timeout that is asked for.
-    pub session_timeout: Duration,
-}
 
 /// A session as it is moved to another connection.
 #[derive(Clone, Default)]
@@ -49,22 +36,27 @@ pub(super) struct Connection {
 }
 
 /// Opens a connection, and a session or the one of `key`. `None`: that one has expired.
-pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Option<Connection>, Failure> {
-    let mut stream = server.connect(login.tls.as_ref(), None).await?;
-    let timeout_ms = i32::try_from(login.session_timeout.as_millis()).unwrap_or(i32::MAX);
+pub(super) async fn open(
+    server: &Server,
+    Servers { login, tls, .. }: &Servers,
+    session_timeout: Duration,
+    key: &SessionKey,
+) -> Result<Option<Connection>, Failure> {
+    let mut stream = server.connect(tls.as_ref(), None).await?;
+    let timeout_ms = i32::try_from(session_timeout.as_millis()).unwrap_or(i32::MAX);
     let request = messages::connect(key.last_zxid, timeout_ms, key.id, &key.password);
     let sent = Moment::now();
     let frame = ask(&mut stream, &request)
         .await
-        .map_err(|error| greeting(&error, login))?;
+        .map_err(|error| greeting(&error, tls.is_some()))?;
     let answered = Moment::now();
     let connected = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
     if connected.timeout_ms == 0 {
         return Ok(None);
     }
-    if let Some(digest) = &login.digest {
+    if let Some((user, password)) = login {
         let mut request = BytesMut::new();
-        Request::login(digest).write(LOGIN, &mut request);
+        Request::login(user, password).write(LOGIN, &mut request);
         let refused = "the login was refused: check the user and the password of the URL";
         let frame = ask(&mut stream, &request).await;
         let frame = frame.map_err(|error| failed("no answer to the login", &error))?;
@@ -107,16 +99,16 @@ fn failed(what: &str, error: &io::Error) -> Failure {
 }
 
 /// Describes a server that did not open a session.
-fn greeting(error: &io::Error, login: &Login) -> Failure {
+fn greeting(error: &io::Error, has_tls: bool) -> Failure {
     if error.kind() == io::ErrorKind::InvalidData {
         return no_zookeeper();
     }
-    let advice = match login.tls {
+    let advice = match has_tls {
         // TLS 1.3: the server checks the client's certificate after the handshake of the client.
-        Some(_) => {
+        true => {
             "the server may require a client certificate (tls.certFile, tls.keyFile), have no quorum, or have too many connections"
         }
-        None => "the server may have no quorum, or too many connections (maxClientCnxns)",
+        false => "the server may have no quorum, or too many connections (maxClientCnxns)",
     };
     Failure::not_sent(format!("the server opened no session ({error}): {advice}"), true)
 }

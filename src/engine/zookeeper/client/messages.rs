@@ -154,9 +154,9 @@ impl Request {
         Self::new(op, body.int(-1).flag(true).int(-1))
     }
 
-    pub(super) fn login(user_and_password: &str) -> Self {
+    pub(super) fn login(user: &str, password: &str) -> Self {
         let login = Writer::default().int(0).text("digest");
-        Self::new(op::AUTH, login.text(user_and_password))
+        Self::new(op::AUTH, login.text(&format!("{user}:{password}")))
     }
 
     pub(super) fn close() -> Self {

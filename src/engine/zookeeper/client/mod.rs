@@ -15,7 +15,6 @@ mod session;
 mod tests;
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,13 +22,12 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::connection::Login;
 pub(super) use self::jute::Malformed;
 pub(super) use self::messages::{Access, Kind, Request, code};
 pub(super) use self::replies::{Change, Part, Reply, Stat};
 use super::super::entries::Failure as ConnectFailure;
 use crate::clock::Moment;
-use crate::engine::entries::target::Server;
+use crate::engine::entries::target::Servers;
 
 /// The longest request. A server closes the connection for a longer one (`jute.maxbuffer`, 1 MiB by default).
 pub(super) const MAX_REQUEST: usize = 1_000_000;
@@ -96,8 +94,9 @@ pub(super) struct SessionState {
 
 /// What the client and the task of its connection share.
 struct Shared {
-    servers: Vec<Server>,
-    login: Login,
+    servers: Servers,
+    /// The session timeout that is asked for.
+    session_timeout: Duration,
     queue: Mutex<Queue>,
     wake: Notify,
     state: watch::Sender<SessionState>,
@@ -156,20 +155,12 @@ pub(super) struct Client {
     shared: Arc<Shared>,
 }
 
-impl fmt::Debug for Client {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("servers", &self.shared.servers)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Client {
     /// Opens a session. Tries each server once.
     ///
     /// # Errors
     /// When no server opens a session.
-    pub(super) async fn connect(servers: Vec<Server>, login: Login) -> Result<Self, ConnectFailure> {
+    pub(super) async fn connect(servers: Servers, session_timeout: Duration) -> Result<Self, ConnectFailure> {
         let now = Moment::now();
         let shared = Arc::new(Shared {
             servers,
@@ -177,7 +168,7 @@ impl Client {
             wake: Notify::new(),
             state: watch::Sender::new(SessionState {
                 id: 0,
-                timeout: login.session_timeout,
+                timeout: session_timeout,
                 until: now,
                 longest: Duration::ZERO,
             }),
@@ -187,7 +178,7 @@ impl Client {
             address: Mutex::default(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
-            login,
+            session_timeout,
         });
         let (mut state, mut failure) = (shared.state.subscribe(), shared.failure.subscribe());
         let client = Client { shared: shared.clone() };

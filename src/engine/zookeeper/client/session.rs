@@ -43,7 +43,7 @@ struct Session {
 /// Keeps the client's connection until the client is closed.
 pub(super) async fn run(shared: Arc<Shared>) {
     // All processes of a service would use the first server of their common list.
-    let next_server = fastrand::usize(..shared.servers.len());
+    let next_server = fastrand::usize(..shared.servers.list.len());
     let mut session = Session {
         shared: shared.clone(),
         key: SessionKey::default(),
@@ -101,9 +101,9 @@ impl Session {
     async fn open(&mut self) -> Result<Connection, ConnectFailure> {
         let mut failures: Vec<String> = Vec::new();
         let mut passes = false;
-        for _ in 0..self.shared.servers.len() {
-            let server = self.shared.servers[self.next_server].clone();
-            self.next_server = (self.next_server + 1) % self.shared.servers.len();
+        for _ in 0..self.shared.servers.list.len() {
+            let server = self.shared.servers.list[self.next_server].clone();
+            self.next_server = (self.next_server + 1) % self.shared.servers.list.len();
             *self.shared.address.lock() = server.to_string();
             match self.open_at(&server).await {
                 Ok(connection) => return Ok(connection),
@@ -117,11 +117,11 @@ impl Session {
     }
 
     async fn open_at(&mut self, server: &Server) -> Result<Connection, ConnectFailure> {
-        let login = &self.shared.login;
+        let (servers, session_timeout) = (&self.shared.servers, self.shared.session_timeout);
         // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
-        let limit = silence(login.session_timeout) * if self.key.id == 0 { 2 } else { 1 };
+        let limit = silence(session_timeout) * if self.key.id == 0 { 2 } else { 1 };
         for _ in 0..2 {
-            let opened = timeout(limit, connection::open(server, login, &self.key)).await;
+            let opened = timeout(limit, connection::open(server, servers, session_timeout, &self.key)).await;
             match opened {
                 Ok(Ok(Some(connection))) => return Ok(connection),
                 // The server has closed that connection: the next one gets a new session.
