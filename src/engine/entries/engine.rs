@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::local::LocalEntries;
@@ -128,20 +128,15 @@ impl Core {
         Ok(seen.first().and_then(Seen::info))
     }
 
-    /// `None`: a page had no answer within its timeout.
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<LockInfo>>> {
-        let names = match self.store.names(prefix, page_timeout).await? {
-            Ok(names) => names,
-            Err(failure) => return Some(Err(failure)),
-        };
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<LockInfo>> {
+        let names = self.store.names(prefix, page_timeout).await?;
         let mut infos = Vec::new();
         for page in names.chunks(PAGE_SIZE) {
-            match timeout(page_timeout, self.settled(page, PAGE_POLLS)).await.ok()? {
-                Ok(seen) => infos.extend(seen.iter().filter_map(Seen::info)),
-                Err(failure) => return Some(Err(failure)),
-            }
+            let reading = self.settled(page, PAGE_POLLS);
+            let seen = Failure::after(page_timeout, self.store.address(), reading).await?;
+            infos.extend(seen.iter().filter_map(Seen::info));
         }
-        Some(Ok(infos))
+        Ok(infos)
     }
 
     /// Releases a name of any owner. `false`: it was free.
@@ -232,8 +227,7 @@ impl Engine for EntryEngine {
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let listed = self.core.list(prefix, page_timeout).await;
-        self.error("list", listed.ok_or_else(|| self.no_answer("list", page_timeout))?)
+        self.error("list", self.core.list(prefix, page_timeout).await)
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

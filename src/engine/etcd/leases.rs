@@ -61,6 +61,7 @@ impl Class {
 /// An etcd lease.
 pub(super) struct Lease {
     pub id: i64,
+    pub class: Class,
     /// How long it lasts after a request that kept it alive.
     length: Duration,
     /// When the last answered one of these was sent.
@@ -107,6 +108,7 @@ impl Leases {
         let answer: LeaseResponse = self.client.call(GRANT, &LeaseGrantRequest { ttl }, None).await?;
         let lease = Arc::new(Lease {
             id: answer.id,
+            class,
             // Members with long election timeouts grant more.
             length: Duration::from_secs(answer.ttl.max(0) as u64),
             kept: Mutex::new(sent),
@@ -127,11 +129,6 @@ impl Leases {
     /// Returns an etcd lease that new entries get, by its id.
     pub(super) fn current(&self, id: i64) -> Option<Arc<Lease>> {
         self.leases.lock().values().find(|lease| lease.id == id).cloned()
-    }
-
-    pub(super) fn class_of(&self, id: i64) -> Option<Class> {
-        let leases = self.leases.lock();
-        leases.iter().find(|(_, lease)| lease.id == id).map(|(class, _)| *class)
     }
 
     /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks.

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::client::messages::{
     DeleteRequest, Event, KeyValue, Op, RangeRequest, WatchCreateRequest, WatchOp, WatchRequest,
 };
-use super::client::{Client, Failure as Refusal, Outcome as Answer, Status, WatchStream};
+use super::client::{Client, Outcome as Answer, Status, WatchStream};
 use super::config::EtcdConfig;
 use super::layout::Layout;
 use super::leases::Leases;
@@ -64,27 +64,28 @@ impl Etcd {
         Ok(true)
     }
 
-    /// Reads a page of the keys in a range. Returns the revision of the read, and the rest of the range.
-    pub(super) async fn page(
-        &self,
-        (key, range_end): Range,
-        revision: i64,
-        keys_only: bool,
-    ) -> Answer<(Vec<KeyValue>, i64, Option<Range>)> {
-        let request = RangeRequest {
-            key,
-            range_end: range_end.clone(),
-            limit: PAGE,
-            revision,
-            keys_only,
-            ..RangeRequest::default()
-        };
-        let answer = self.range(&request).await?;
-        // All pages show the same state.
-        let at = answer.header.map_or(0, |header| header.revision);
-        let last = answer.kvs.last().filter(|_| answer.more);
-        let rest = last.map(|last| ([&last.key[..], &[0]].concat(), range_end));
-        Ok((answer.kvs, if revision == 0 { at } else { revision }, rest))
+    /// Reads the keys in a range, by pages of one revision, each within `page_timeout`. Returns the revision, too.
+    async fn keys(&self, range: Range, keys_only: bool, page_timeout: Duration) -> Outcome<(Vec<KeyValue>, i64)> {
+        let (mut keys, mut at, mut rest) = (Vec::new(), 0, Some(range));
+        while let Some((key, range_end)) = rest {
+            let request = RangeRequest {
+                key,
+                range_end: range_end.clone(),
+                limit: PAGE,
+                revision: at,
+                keys_only,
+                ..RangeRequest::default()
+            };
+            let reading = async { Ok(self.range(&request).await?) };
+            let answer = Failure::after(page_timeout, self.address(), reading).await?;
+            if at == 0 {
+                at = answer.header.map_or(0, |header| header.revision);
+            }
+            let last = answer.kvs.last().filter(|_| answer.more);
+            rest = last.map(|last| ([&last.key[..], &[0]].concat(), range_end));
+            keys.extend(answer.kvs);
+        }
+        Ok((keys, at))
     }
 
     async fn watched(&self, name: &Key, stream: &mut WatchStream) -> Result<Infallible, Lost> {
@@ -99,13 +100,9 @@ impl Etcd {
                 return Err(Status::cancelled(&message.cancel_reason).into());
             }
             if message.created && self.local.begin_read(name) {
-                let (mut entries, mut at) = (Vec::new(), 0);
-                let mut rest = Some(self.layout.range(name));
-                while let Some(range) = rest {
-                    let (kvs, revision, more) = self.page(range, at, false).await.map_err(Lost::Read)?;
-                    entries.extend(kvs.iter().map(|kv| mirrored(self.layout.entry(name, kv))));
-                    (at, rest) = (revision, more);
-                }
+                let read = self.keys(self.layout.range(name), false, Duration::MAX).await;
+                let (keys, at) = read.map_err(Lost::Read)?;
+                let entries = keys.iter().map(|kv| mirrored(self.layout.entry(name, kv)));
                 self.local.opened(name, at as u64, entries);
             }
             // One revision may delete several entries: no claim between them was granted.
@@ -195,11 +192,8 @@ impl Store for Etcd {
 
     fn is_lease(&self, entry: &Stored, ttl: Ttl) -> bool {
         let is_lease = |record: &Record| record.since.is_some() && !record.set && record.ttl() >= ttl;
-        let is_long = self
-            .leases
-            .class_of(entry.session)
-            .is_some_and(|class| class.is_for(ttl));
-        is_long && entry.record.as_ref().is_some_and(is_lease)
+        let lease = self.leases.current(entry.session);
+        lease.is_some_and(|lease| lease.class.is_for(ttl)) && entry.record.as_ref().is_some_and(is_lease)
     }
 
     fn lasts_until(&self, session: i64) -> Option<Moment> {
@@ -210,21 +204,12 @@ impl Store for Etcd {
         Ok(Some(Fence(revision.max(entry.place.0))))
     }
 
-    async fn names(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<Key>>> {
-        let (mut names, mut at) = (Vec::new(), 0);
-        let mut rest = Some(self.layout.names(prefix));
-        while let Some(range) = rest {
-            match timeout(page_timeout, self.page(range, at, true)).await.ok()? {
-                Ok((kvs, revision, more)) => {
-                    names.extend(kvs.iter().filter_map(|kv| self.layout.name_of(&kv.key)));
-                    (at, rest) = (revision, more);
-                }
-                Err(refusal) => return Some(Err(refusal.into())),
-            }
-        }
+    async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>> {
+        let (keys, _) = self.keys(self.layout.names(prefix), true, page_timeout).await?;
+        let mut names: Vec<Key> = keys.iter().filter_map(|kv| self.layout.name_of(&kv.key)).collect();
         names.sort();
         names.dedup();
-        Some(Ok(names))
+        Ok(names)
     }
 
     async fn watch(&self, name: &Key) -> Failure {
@@ -233,7 +218,7 @@ impl Store for Etcd {
             Err(refusal) => return refusal.into(),
         };
         match self.watched(name, &mut stream).await {
-            Err(Lost::Read(refusal)) => refusal.into(),
+            Err(Lost::Read(failure)) => failure,
             Err(Lost::Watch(status)) => self.client.watch_failed(stream, status).into(),
             Ok(never) => match never {},
         }
@@ -254,7 +239,7 @@ impl Store for Etcd {
 enum Lost {
     Watch(Status),
     /// The entries could not be read.
-    Read(Refusal),
+    Read(Failure),
 }
 
 impl From<Status> for Lost {

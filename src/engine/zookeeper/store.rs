@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc::unbounded_channel;
-use tokio::time::timeout;
 
 use super::client::{self, Client, Failure as Refusal, Part, Request, code};
 use super::error::failure;
@@ -194,15 +193,13 @@ impl Store for Zookeeper {
         }
     }
 
-    async fn names(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<Key>>> {
-        let folders = timeout(page_timeout, self.folders()).await.ok()?;
-        let folders = folders.map_err(|refusal| self.failure(refusal));
-        Some(folders.map(|folders| {
-            let names = folders.iter().filter_map(|folder| self.layout.name_of(folder));
-            let mut names: Vec<Key> = names.filter(|name| name.as_str().starts_with(prefix)).collect();
-            names.sort();
-            names
-        }))
+    async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>> {
+        let reading = async { self.folders().await.map_err(|refusal| self.failure(refusal)) };
+        let folders = Failure::after(page_timeout, self.address(), reading).await?;
+        let names = folders.iter().filter_map(|folder| self.layout.name_of(folder));
+        let mut names: Vec<Key> = names.filter(|name| name.as_str().starts_with(prefix)).collect();
+        names.sort();
+        Ok(names)
     }
 
     /// A watch that ends with its connection is opened again on the next one.

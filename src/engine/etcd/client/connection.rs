@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::framing::{Frames, MAX_MESSAGE};
+use super::framing::Frames;
 use super::liveness::{HEALTH, close_when_silent};
 use super::status::Status;
 use crate::clock::Moment;
@@ -135,14 +135,24 @@ impl Connection {
         request.body(()).map_err(|error| Status::Wrong(error.to_string()))
     }
 
-    async fn begin(&self, path: &str, token: Option<&str>) -> Result<(SendRequest<Bytes>, Request<()>), Status> {
-        let request = self.request(path, token)?;
-        let ready = self.sender.clone().ready();
+    /// Waits until a request can be sent.
+    async fn ready(&self) -> Result<SendRequest<Bytes>, Status> {
         tokio::select! {
             biased;
             () = self.state.closed.cancelled() => Err(closed()),
-            sender = ready => Ok((sender.map_err(|error| broken(&error))?, request)),
+            sender = self.sender.clone().ready() => sender.map_err(|error| broken(&error)),
         }
+    }
+
+    fn begin(&self, mut sender: SendRequest<Bytes>, path: &str, token: Option<&str>) -> Result<Stream, Status> {
+        let request = self.request(path, token)?;
+        let (answer, sender) = sender.send_request(request, false).map_err(|error| broken(&error))?;
+        Ok(Stream {
+            sender,
+            receiver: Receiver::Opening(answer),
+            frames: Frames::default(),
+            closed: self.state.closed.clone(),
+        })
     }
 
     /// Makes a request with one message and one answer, which is awaited even when this future is dropped. `attempt`: the claim of an
@@ -154,7 +164,7 @@ impl Connection {
         message: Bytes,
         attempt: Option<&Claim>,
     ) -> Result<BytesMut, Status> {
-        let (mut sender, request) = self.begin(path, token).await?;
+        let sender = self.ready().await?;
         attempt.inspect(|claim| claim.mark_sent());
         let sent = {
             let mut requests = self.state.requests.lock();
@@ -167,17 +177,11 @@ impl Connection {
             requests.sent.insert(number, (Moment::now(), owner));
             Sent(self.state.clone(), number)
         };
-        let (answer, mut stream) = sender.send_request(request, false).map_err(|error| broken(&error))?;
-        stream.send_data(message, true).map_err(|error| broken(&error))?;
+        let mut stream = self.begin(sender, path, token)?;
+        stream.send(message, true)?;
         let answering = async move {
-            let state = &sent.0;
-            let answer = tokio::select! {
-                biased;
-                answer = read_answer(answer) => answer,
-                () = state.closed.cancelled() => Err(closed()),
-            };
-            match answer {
-                Err(Status::Broken(_)) if state.is_silent.load(Relaxed) => {
+            match stream.only().await {
+                Err(Status::Broken(_)) if sent.0.is_silent.load(Relaxed) => {
                     Err(Status::Broken("the server did not answer".into()))
                 }
                 answer => answer,
@@ -202,14 +206,7 @@ impl Connection {
 
     /// Opens a stream of messages in both directions.
     pub(super) async fn stream(&self, path: &str, token: Option<&str>) -> Result<Stream, Status> {
-        let (mut sender, request) = self.begin(path, token).await?;
-        let (answer, sender) = sender.send_request(request, false).map_err(|error| broken(&error))?;
-        Ok(Stream {
-            sender,
-            receiver: Receiver::Opening(answer),
-            frames: Frames::default(),
-            closed: self.state.closed.clone(),
-        })
+        self.begin(self.ready().await?, path, token)
     }
 }
 
@@ -233,15 +230,24 @@ enum Receiver {
 }
 
 impl Stream {
-    pub(super) fn send(&mut self, message: Bytes) -> Result<(), Status> {
-        self.sender.send_data(message, false).map_err(|error| broken(&error))
+    pub(super) fn send(&mut self, message: Bytes, is_last: bool) -> Result<(), Status> {
+        self.sender.send_data(message, is_last).map_err(|error| broken(&error))
     }
 
-    /// Waits for the next message. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> Result<BytesMut, Status> {
+    /// Waits for the only message of an answer.
+    async fn only(mut self) -> Result<BytesMut, Status> {
+        let message = self.next().await?.ok_or_else(|| Status::protocol("no message"))?;
+        match self.next().await? {
+            None => Ok(message),
+            Some(_) => Err(Status::protocol("more than one message")),
+        }
+    }
+
+    /// Waits for the next message. `None`: there are no more. May be dropped and called again.
+    pub(super) async fn next(&mut self) -> Result<Option<BytesMut>, Status> {
         loop {
             if let Some(message) = self.frames.next()? {
-                return Ok(message);
+                return Ok(Some(message));
             }
             let more = async {
                 if let Receiver::Opening(answer) = &mut self.receiver {
@@ -252,33 +258,23 @@ impl Stream {
                 let Receiver::Open(body) = &mut self.receiver else {
                     return Err(closed());
                 };
-                match data(body).await? {
-                    Some(bytes) => Ok(bytes),
-                    None => Err(status_of(body).await?.err().unwrap_or_else(closed)),
+                let bytes = data(body).await?;
+                if bytes.is_none() {
+                    status_of(body).await??;
                 }
+                Ok(bytes)
             };
             let bytes = tokio::select! {
                 biased;
                 bytes = more => bytes?,
                 () = self.closed.cancelled() => return Err(closed()),
             };
-            self.frames.push(&bytes);
+            match bytes {
+                Some(bytes) => self.frames.push(&bytes),
+                None => return Ok(None),
+            }
         }
     }
-}
-
-async fn read_answer(answer: ResponseFuture) -> Result<BytesMut, Status> {
-    let (head, mut body) = answer.await.map_err(|error| broken(&error))?.into_parts();
-    checked(&head)?;
-    let mut frames = Frames::default();
-    while let Some(bytes) = data(&mut body).await? {
-        frames.push(&bytes);
-        if frames.len() > 2 * MAX_MESSAGE {
-            return Err(Status::protocol("more than one message"));
-        }
-    }
-    status_of(&mut body).await??;
-    frames.next()?.ok_or_else(|| Status::protocol("no message"))
 }
 
 /// Reads the next bytes of a body. `None`: it has ended.
@@ -322,6 +318,6 @@ fn broken(error: &h2::Error) -> Status {
     Status::Broken(format!("the connection broke: {error}"))
 }
 
-fn closed() -> Status {
+pub(super) fn closed() -> Status {
     Status::Broken("the connection was closed".into())
 }

@@ -17,7 +17,7 @@ use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
 use prost::Message;
 
-use self::connection::{Connection, Stream};
+use self::connection::{Connection, Stream, closed};
 use self::framing::{decoded, encoded};
 use self::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
 pub(super) use self::status::Status;
@@ -41,6 +41,16 @@ pub(super) struct Failure {
     is_sent: bool,
 }
 
+impl Failure {
+    fn not_sent(status: Status, address: String) -> Self {
+        Failure {
+            status,
+            address,
+            is_sent: false,
+        }
+    }
+}
+
 pub(super) type Outcome<T> = Result<T, Failure>;
 
 impl From<Failure> for entries::Failure {
@@ -53,7 +63,7 @@ impl From<Failure> for entries::Failure {
     }
 }
 
-type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, (Status, String)>>>;
+type Opening = Shared<BoxFuture<'static, Outcome<Arc<Connection>>>>;
 
 /// A client. It opens a connection with its first request, and another one when that is lost.
 pub(super) struct Client {
@@ -175,7 +185,7 @@ impl Client {
             }
             if state.is_closed {
                 let status = Status::Broken("the service is closed".into());
-                return Err(self.not_sent(status, self.address()));
+                return Err(Failure::not_sent(status, self.address()));
             }
             let open = || {
                 let opening = open(self.servers.clone(), state.first).boxed().shared();
@@ -195,15 +205,7 @@ impl Client {
             }
         }
         drop(state);
-        opened.map_err(|(status, address)| self.not_sent(status, address))
-    }
-
-    fn not_sent(&self, status: Status, address: String) -> Failure {
-        Failure {
-            status,
-            address,
-            is_sent: false,
-        }
+        opened
     }
 
     /// Leaves a member that has failed, if there is another one.
@@ -270,7 +272,7 @@ impl Client {
 }
 
 /// Connects to the first member that answers, beginning with the one at `first`.
-async fn open(servers: Arc<Servers>, first: usize) -> Result<Arc<Connection>, (Status, String)> {
+async fn open(servers: Arc<Servers>, first: usize) -> Outcome<Arc<Connection>> {
     let count = servers.list.len();
     let mut waiting = (0..count).filter_map(|index| servers.list.get((first % count + index) % count));
     let mut attempts = FuturesUnordered::new();
@@ -291,9 +293,9 @@ async fn open(servers: Arc<Servers>, first: usize) -> Result<Arc<Connection>, (S
                 Err(status) => {
                     tracing::debug!(%server, %status, "cannot connect");
                     // A permanent error only if no member has another one.
-                    let is_kept = matches!((&failed, &status), (Some((Status::Broken(_), _)), Status::Wrong(_)));
-                    if !is_kept {
-                        failed = Some((status, server.to_string()));
+                    let passes = failed.as_ref().is_some_and(|failed: &Failure| failed.status.is_passing());
+                    if !passes || status.is_passing() {
+                        failed = Some(Failure::not_sent(status, server.to_string()));
                     }
                 }
             },
@@ -301,7 +303,7 @@ async fn open(servers: Arc<Servers>, first: usize) -> Result<Arc<Connection>, (S
             else => break,
         }
     }
-    Err(failed.unwrap_or_else(|| (Status::Broken("no server".into()), servers.to_string())))
+    Err(failed.unwrap_or_else(|| Failure::not_sent(Status::Broken("no server".into()), servers.to_string())))
 }
 
 /// The stream of watches.
@@ -313,11 +315,11 @@ pub(super) struct WatchStream {
 
 impl WatchStream {
     pub(super) fn send(&mut self, request: &WatchRequest) -> Result<(), Status> {
-        self.stream.send(encoded(request))
+        self.stream.send(encoded(request), false)
     }
 
     /// Waits for the next message. May be dropped and called again.
     pub(super) async fn next(&mut self) -> Result<WatchResponse, Status> {
-        decoded(self.stream.next().await?)
+        decoded(self.stream.next().await?.ok_or_else(closed)?)
     }
 }

@@ -28,12 +28,6 @@ const SILENCE: Duration = Duration::from_millis(1500);
 /// The delays between attempts while no server can be reached.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 
-/// How a connection has ended.
-enum End {
-    Closed,
-    Broken(Arc<str>),
-}
-
 struct Session {
     shared: Arc<Shared>,
     key: SessionKey,
@@ -60,8 +54,8 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Ok(connection) => {
                 let began = Instant::now();
                 match session.serve(connection).await {
-                    End::Closed => break Failure::Closed,
-                    End::Broken(why) => tracing::debug!(%why, address = %shared.address.lock(), "the connection broke"),
+                    Ok(()) => break Failure::Closed,
+                    Err(error) => tracing::debug!(%error, address = %shared.address.lock(), "the connection broke"),
                 }
                 // A server may close each connection at once.
                 if began.elapsed() > Duration::from_secs(1) {
@@ -141,8 +135,8 @@ impl Session {
         Err(ConnectFailure::not_sent("the server opened no session", true))
     }
 
-    /// Uses a connection until it breaks or the client is closed.
-    async fn serve(&mut self, connection: Connection) -> End {
+    /// Uses a connection until it breaks, which is an error, or the client is closed.
+    async fn serve(&mut self, connection: Connection) -> io::Result<()> {
         let timeout = connection.timeout;
         let has_moved = self.key.id == connection.session.id;
         let (evidence, until) = Evidence::new(timeout, connection.sent, connection.answered, has_moved);
@@ -171,16 +165,16 @@ impl Session {
             input: BytesMut::new(),
             out: BytesMut::new(),
         };
-        let end = link.run(reader, writer).await;
-        let why = match &end {
-            End::Broken(why) => why.clone(),
-            End::Closed => "the client was closed".into(),
+        let ended = link.run(reader, writer).await;
+        let why: Arc<str> = match &ended {
+            Err(error) => error.to_string().into(),
+            Ok(()) => "the client was closed".into(),
         };
         for (_, sink) in link.in_flight.drain(..) {
             answer(sink, Err(Failure::Broken(why.clone())));
         }
         shared.ended_connections.send_modify(|count| *count += 1);
-        end
+        ended
     }
 }
 
@@ -212,7 +206,7 @@ struct Link<'a> {
 }
 
 impl Link<'_> {
-    async fn run(&mut self, mut reader: ReadHalf<Box<dyn Io>>, mut writer: WriteHalf<Box<dyn Io>>) -> End {
+    async fn run(&mut self, mut reader: ReadHalf<Box<dyn Io>>, mut writer: WriteHalf<Box<dyn Io>>) -> io::Result<()> {
         let mut is_flushed = true;
         loop {
             self.encode();
@@ -220,32 +214,25 @@ impl Link<'_> {
             // Without requests the server owes no answer.
             let silent_at = (!self.in_flight.is_empty()).then(|| self.last_heard + self.silence);
             let timer = silent_at.map_or(self.next_sync, |at| at.min(self.next_sync));
-            let step: io::Result<()> = tokio::select! {
+            tokio::select! {
                 biased;
-                read = reader.read_buf(&mut self.input) => match read {
-                    Ok(0) => return End::Broken("the server closed the connection".into()),
-                    Ok(_) => {
-                        self.last_heard = Instant::now();
-                        match self.receive() {
-                            Ok(()) => Ok(()),
-                            Err(why) => return End::Broken(why.into()),
-                        }
+                read = reader.read_buf(&mut self.input) => {
+                    if read? == 0 {
+                        return Err(io::Error::other("the server closed the connection"));
                     }
-                    Err(error) => Err(error),
-                },
+                    self.last_heard = Instant::now();
+                    self.receive().map_err(io::Error::other)?;
+                }
                 () = self.shared.closing.cancelled() => {
                     self.close(&mut reader, &mut writer).await;
-                    return End::Closed;
+                    return Ok(());
                 }
                 written = write(&mut writer, &mut self.out), if !is_flushed => {
+                    written?;
                     is_flushed = true;
-                    written
                 }
-                () = self.shared.wake.notified() => Ok(()),
-                () = sleep_until(timer) => Ok(()),
-            };
-            if let Err(error) = step {
-                return End::Broken(error.to_string().into());
+                () = self.shared.wake.notified() => {}
+                () = sleep_until(timer) => {}
             }
             let now = Instant::now();
             if now > timer + self.silence / 4 {
@@ -257,7 +244,8 @@ impl Link<'_> {
                 self.push(Request::sync("/"), Sink::Sync(Moment::now()));
             }
             if silent_at.is_some_and(|at| now >= at && self.last_heard + self.silence <= now) {
-                return End::Broken(format!("no answer within {} ms", self.silence.as_millis()).into());
+                let text = format!("no answer within {} ms", self.silence.as_millis());
+                return Err(io::Error::other(text));
             }
         }
     }
