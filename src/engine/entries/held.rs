@@ -143,8 +143,8 @@ impl Core {
         sent: Moment,
         needs_token: bool,
     ) -> bool {
-        let ends = entries.iter().filter_map(Stored::ttl).map(|ttl| sent + ttl);
-        let end = ends.max().unwrap_or(sent);
+        let ttl = entries.iter().filter_map(Stored::ttl).max();
+        let end = ttl.map_or(sent, |ttl| sent + ttl.duration());
         let own = Own {
             entries,
             fence: Some(fence),

@@ -124,7 +124,8 @@ impl LocalEntries {
         let mut state = self.state.lock();
         let waiter = state.waiters.entry(claim.owner.clone()).or_default();
         waiter.is_subscribed = true;
-        EntrySubscription::new(self.clone(), claim.owner.clone(), waiter.notify.clone())
+        let (entries, owner, notify) = (self.clone(), claim.owner.clone(), waiter.notify.clone());
+        EntrySubscription { entries, owner, notify }
     }
 
     /// Begins an attempt that may create entries.
@@ -344,12 +345,6 @@ pub(in crate::engine) struct EntrySubscription {
     entries: Arc<LocalEntries>,
     owner: OwnerToken,
     notify: Arc<Notify>,
-}
-
-impl EntrySubscription {
-    fn new(entries: Arc<LocalEntries>, owner: OwnerToken, notify: Arc<Notify>) -> Self {
-        EntrySubscription { entries, owner, notify }
-    }
 }
 
 #[async_trait]

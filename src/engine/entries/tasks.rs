@@ -93,7 +93,7 @@ impl Core {
         let (Some(fence), Some(ttl), Some(until)) = (fence, entry.ttl(), self.store.lasts_until(entry.session)) else {
             return Ok(false);
         };
-        let until = until.min(now + ttl.min(RESERVATION));
+        let until = until.min(now + ttl.duration().min(RESERVATION));
         let is_granted = self.own.update(owner, |_, own| {
             let is_waiting = waiting(own) && !until.is_past();
             is_waiting.then(|| {
@@ -115,7 +115,7 @@ impl Core {
     pub(super) async fn end_claims(self: Arc<Self>) {
         loop {
             for (owner, own) in self.own.due().await {
-                let ttl = own.entries.iter().find_map(|entry| Some(entry.record.as_ref()?.ttl()));
+                let ttl = own.entries.iter().find_map(Stored::ttl);
                 let is_stalled = self.detector.get().is_some_and(|detector| {
                     detector.ping();
                     ttl.is_some_and(|ttl| detector.is_stalled(ttl))
@@ -213,11 +213,7 @@ impl Core {
             let seen = self.store.look(&names, Some(owner)).await?;
             entries = seen.into_iter().filter_map(|seen| seen.own).collect();
         }
-        let Some(ttl) = entries
-            .iter()
-            .filter_map(|entry| Some(entry.record.as_ref()?.ttl()))
-            .max()
-        else {
+        let Some(ttl) = entries.iter().filter_map(Stored::ttl).max() else {
             return Ok(());
         };
         if !entries.iter().all(|entry| self.store.is_lease(entry, ttl)) {

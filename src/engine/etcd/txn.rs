@@ -229,7 +229,7 @@ impl Etcd {
         owner: &OwnerToken,
         ttl: Ttl,
     ) -> Answer<Option<Vec<Stored>>> {
-        let ttls = entries.iter().filter_map(|entry| Some(entry.record.as_ref()?.ttl()));
+        let ttls = entries.iter().filter_map(Stored::ttl);
         let class = Class::of(ttls.fold(ttl, Ttl::max));
         let lease = self.leases.get(class).await?;
         let with_owner = entries.into_iter().map(|mut entry| {

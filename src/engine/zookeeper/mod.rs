@@ -38,6 +38,7 @@ async fn open(config: ZookeeperConfig) -> Result<(Arc<Zookeeper>, EntryEngine)> 
         .map_err(failed)?;
     let create = |local| Zookeeper::new(client, config.layout, local);
     let (store, engine) = EntryEngine::new(create, CancellationToken::new());
-    store.create_chroot().await.map_err(failed)?;
+    let chroot = store.chroot().await.map_err(|refusal| store.failure(refusal));
+    chroot.map_err(failed)?;
     Ok((store, engine))
 }

@@ -51,12 +51,7 @@ impl Zookeeper {
         }
     }
 
-    /// Creates the path of the URL, if it is missing.
-    pub(super) async fn create_chroot(&self) -> Outcome<()> {
-        self.chroot().await.map_err(|refusal| self.failure(refusal))
-    }
-
-    fn failure(&self, refusal: impl Into<Refusal>) -> Failure {
+    pub(super) fn failure(&self, refusal: impl Into<Refusal>) -> Failure {
         failure(refusal.into(), &self.client.address())
     }
 

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, StreamExt, TryFutureExt};
 use parking_lot::Mutex;
 use prost::Message;
+use tokio::time::timeout;
 
 use self::connection::{Connection, Stream, closed};
 use self::framing::{decoded, encoded};
@@ -276,31 +277,26 @@ async fn open(servers: Arc<Servers>, first: usize) -> Outcome<Arc<Connection>> {
     let count = servers.list.len();
     let mut waiting = (0..count).filter_map(|index| servers.list.get((first % count + index) % count));
     let mut attempts = FuturesUnordered::new();
-    let mut failed = None;
-    let mut has_more = true;
+    let mut failed: Option<Failure> = None;
     loop {
-        match waiting.next() {
-            Some(server) => {
-                let opening = Connection::open(server, servers.tls.as_ref(), count == 1);
-                attempts.push(opening.map(move |opened| (server, opened)));
-            }
-            None => has_more = false,
+        let mut delay = Duration::MAX;
+        if let Some(server) = waiting.next() {
+            delay = ATTEMPT_DELAY;
+            let opening = Connection::open(server, servers.tls.as_ref(), count == 1);
+            attempts.push(opening.map_err(|status| Failure::not_sent(status, server.to_string())));
         }
-        tokio::select! {
-            biased;
-            Some((server, opened)) = attempts.next() => match opened {
-                Ok(connection) => return Ok(Arc::new(connection)),
-                Err(status) => {
-                    tracing::debug!(%server, %status, "cannot connect");
-                    // A permanent error only if no member has another one.
-                    let passes = failed.as_ref().is_some_and(|failed: &Failure| failed.status.is_passing());
-                    if !passes || status.is_passing() {
-                        failed = Some(Failure::not_sent(status, server.to_string()));
-                    }
+        match timeout(delay, attempts.next()).await {
+            // The next member is tried, too.
+            Err(_) => {}
+            Ok(Some(Ok(connection))) => return Ok(Arc::new(connection)),
+            Ok(Some(Err(failure))) => {
+                tracing::debug!(?failure, "cannot connect");
+                // A permanent error only if no member has another one.
+                if failure.status.is_passing() || failed.as_ref().is_none_or(|failed| !failed.status.is_passing()) {
+                    failed = Some(failure);
                 }
-            },
-            () = tokio::time::sleep(ATTEMPT_DELAY), if has_more => {}
-            else => break,
+            }
+            Ok(None) => break,
         }
     }
     Err(failed.unwrap_or_else(|| Failure::not_sent(Status::Broken("no server".into()), servers.to_string())))

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) use self::jute::Malformed;
 pub(super) use self::messages::{Access, Kind, Request, code};
 pub(super) use self::replies::{Change, Part, Reply, Stat};
+use self::session::Session;
 use super::super::entries::Failure as ConnectFailure;
 use crate::clock::Moment;
 use crate::engine::entries::target::Servers;
@@ -100,8 +101,6 @@ struct Shared {
     queue: Mutex<Queue>,
     wake: Notify,
     state: watch::Sender<SessionState>,
-    /// The last attempt to connect, if it failed.
-    failure: watch::Sender<Option<ConnectFailure>>,
     events: OnceLock<EventSink>,
     /// The number of connections that have ended.
     ended_connections: watch::Sender<u64>,
@@ -172,7 +171,6 @@ impl Client {
                 until: now,
                 longest: Duration::ZERO,
             }),
-            failure: watch::Sender::new(None),
             events: OnceLock::new(),
             ended_connections: watch::Sender::new(0),
             address: Mutex::default(),
@@ -180,15 +178,14 @@ impl Client {
             ended: CancellationToken::new(),
             session_timeout,
         });
-        let (mut state, mut failure) = (shared.state.subscribe(), shared.failure.subscribe());
-        let client = Client { shared: shared.clone() };
-        tokio::spawn(Box::pin(session::run(shared)));
-        let failed = tokio::select! {
-            biased;
-            Ok(_) = state.wait_for(|state| state.id != 0) => None,
-            Ok(failed) = failure.wait_for(Option::is_some) => failed.clone(),
-        };
-        failed.map_or(Ok(client), Err)
+        let mut session = Session::new(shared.clone());
+        let connection = session.open().await?;
+        let mut state = shared.state.subscribe();
+        // Dropped with this future, it closes the session.
+        let client = Client { shared };
+        tokio::spawn(Box::pin(session.run(connection)));
+        let _ = state.wait_for(|state| state.id != 0).await;
+        Ok(client)
     }
 
     /// Sets the receiver of events. Called once, before the first watch.

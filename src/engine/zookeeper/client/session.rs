@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::codec::{Decoder, LengthDelimitedCodec};
 
 use super::connection::{self, Connection, SessionKey};
@@ -28,56 +28,10 @@ const SILENCE: Duration = Duration::from_millis(1500);
 /// The delays between attempts while no server can be reached.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 
-struct Session {
+pub(super) struct Session {
     shared: Arc<Shared>,
     key: SessionKey,
     next_server: usize,
-}
-
-/// Keeps the client's connection until the client is closed.
-pub(super) async fn run(shared: Arc<Shared>) {
-    // All processes of a service would use the first server of their common list.
-    let next_server = fastrand::usize(..shared.servers.list.len());
-    let mut session = Session {
-        shared: shared.clone(),
-        key: SessionKey::default(),
-        next_server,
-    };
-    let mut backoff = RECONNECT;
-    let failure = loop {
-        let opened = tokio::select! {
-            biased;
-            () = shared.closing.cancelled() => break Failure::Closed,
-            opened = session.open() => opened,
-        };
-        match opened {
-            Ok(connection) => {
-                let began = Instant::now();
-                match session.serve(connection).await {
-                    Ok(()) => break Failure::Closed,
-                    Err(error) => tracing::debug!(%error, address = %shared.address.lock(), "the connection broke"),
-                }
-                // A server may close each connection at once.
-                if began.elapsed() > Duration::from_secs(1) {
-                    backoff.reset();
-                    continue;
-                }
-            }
-            Err(failure) => {
-                fail_queued(&shared, &Failure::Unreachable(failure.clone()));
-                shared.failure.send_replace(Some(failure));
-            }
-        }
-        tokio::select! {
-            () = shared.closing.cancelled() => break Failure::Closed,
-            () = tokio::time::sleep(backoff.delay()) => {}
-        }
-    };
-    shared.queue.lock().is_closed = true;
-    fail_queued(&shared, &failure);
-    // Nothing is certain any more.
-    shared.state.send_modify(|state| state.id = 0);
-    shared.ended.cancel();
 }
 
 fn fail_queued(shared: &Shared, failure: &Failure) {
@@ -91,8 +45,52 @@ fn fail_queued(shared: &Shared, failure: &Failure) {
 }
 
 impl Session {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        // All processes of a service would use the first server of their common list.
+        let next_server = fastrand::usize(..shared.servers.list.len());
+        Session {
+            shared,
+            key: SessionKey::default(),
+            next_server,
+        }
+    }
+
+    /// Keeps the client's connection, `first` at first, until the client is closed.
+    pub(super) async fn run(mut self, first: Connection) {
+        let (shared, mut backoff) = (self.shared.clone(), RECONNECT);
+        let mut opened = Ok(first);
+        loop {
+            let mut delay = backoff.delay();
+            match opened {
+                Ok(connection) => {
+                    let began = Instant::now();
+                    match self.serve(connection).await {
+                        Ok(()) => break,
+                        Err(error) => tracing::debug!(%error, address = %shared.address.lock(), "the connection broke"),
+                    }
+                    // A server may close each connection at once.
+                    if began.elapsed() > Duration::from_secs(1) {
+                        backoff.reset();
+                        delay = Duration::ZERO;
+                    }
+                }
+                Err(failure) => fail_queued(&shared, &Failure::Unreachable(failure)),
+            }
+            opened = tokio::select! {
+                biased;
+                () = shared.closing.cancelled() => break,
+                opened = async { sleep(delay).await; self.open().await } => opened,
+            };
+        }
+        shared.queue.lock().is_closed = true;
+        fail_queued(&shared, &Failure::Closed);
+        // Nothing is certain any more.
+        shared.state.send_modify(|state| state.id = 0);
+        shared.ended.cancel();
+    }
+
     /// Connects to the first server that opens the session.
-    async fn open(&mut self) -> Result<Connection, ConnectFailure> {
+    pub(super) async fn open(&mut self) -> Result<Connection, ConnectFailure> {
         let mut failures: Vec<String> = Vec::new();
         let mut passes = false;
         for _ in 0..self.shared.servers.list.len() {
