@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -51,9 +50,7 @@ pub(super) struct Core {
     /// When the fencing token of a grant is written to its entries.
     pub records: Ends<OwnerToken, ()>,
     /// The owners whose entries are deleted in the background.
-    pub ending: Mutex<HashSet<OwnerToken>>,
-    /// One of these deletions is complete.
-    pub ended: Notify,
+    pub ending: watch::Sender<HashSet<OwnerToken>>,
     pub detector: OnceLock<Arc<StallDetector>>,
 }
 
@@ -89,8 +86,7 @@ impl EntryEngine {
             local,
             own: Ends::new(),
             records: Ends::new(),
-            ending: Mutex::default(),
-            ended: Notify::new(),
+            ending: watch::Sender::default(),
             detector: OnceLock::new(),
         });
         let tasks: [futures_util::future::BoxFuture<'static, ()>; 4] = [

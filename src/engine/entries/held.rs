@@ -100,7 +100,7 @@ impl Core {
         for _ in 0..ROUNDS {
             let sent = Moment::now();
             let own = self.own.get(&claim.owner).map(|(_, own)| own);
-            let is_ending = self.ending.lock().contains(&claim.owner);
+            let is_ending = self.ending.borrow().contains(&claim.owner);
             let held = match is_ending {
                 true => None,
                 false => self.held(claim, to, own.is_some()).await?,
@@ -150,7 +150,7 @@ impl Core {
             fence: Some(fence),
             needs_token,
         };
-        let ending = self.ending.lock();
+        let ending = self.ending.borrow();
         if ending.contains(owner) {
             return false;
         }

@@ -1,6 +1,6 @@
 //! What changes by itself: waiters are granted names, leases and places end, and fencing tokens are written.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,26 +120,29 @@ impl Core {
                     detector.ping();
                     ttl.is_some_and(|ttl| detector.is_stalled(ttl))
                 });
-                let mut ending = self.ending.lock();
-                if self.own.get(&owner).is_some() {
-                    // An answer that has arrived since has made it a lease.
+                let is_ending = self.ending.send_if_modified(|ending| {
+                    if self.own.get(&owner).is_some() {
+                        // An answer that has arrived since has made it a lease.
+                        return false;
+                    }
+                    if let (None, false, Some(ttl)) = (own.fence, is_stalled, ttl)
+                        && self.local.is_subscribed(&owner)
+                    {
+                        self.own
+                            .insert(owner.clone(), own.clone(), Moment::now() + liveness(ttl));
+                        return false;
+                    }
+                    ending.insert(owner.clone())
+                });
+                if !is_ending {
                     continue;
                 }
-                if let (None, false, Some(ttl)) = (own.fence, is_stalled, ttl)
-                    && self.local.is_subscribed(&owner)
-                {
-                    self.own.insert(owner, own, Moment::now() + liveness(ttl));
-                    continue;
-                }
-                ending.insert(owner.clone());
-                drop(ending);
                 self.forget(&owner);
                 self.local.wake(&owner);
                 let core = self.clone();
                 tokio::spawn(Box::pin(async move {
                     core.delete(&owner, own).await;
-                    core.ending.lock().remove(&owner);
-                    core.ended.notify_waiters();
+                    core.ending.send_modify(|ending| _ = ending.remove(&owner));
                 }));
             }
         }
@@ -172,15 +175,8 @@ impl Core {
 
     /// Waits until entries of an owner are deleted that ended.
     pub(super) async fn deleted(&self, owner: &OwnerToken) {
-        loop {
-            let ended = self.ended.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            if !self.ending.lock().contains(owner) {
-                return;
-            }
-            ended.await;
-        }
+        let is_deleted = |ending: &HashSet<OwnerToken>| !ending.contains(owner);
+        let _ = self.ending.subscribe().wait_for(is_deleted).await;
     }
 
     /// Writes the fencing tokens of grants.

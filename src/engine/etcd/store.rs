@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::try_join_all;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::client::messages::{
-    DeleteRequest, Event, KeyValue, Op, RangeRequest, WatchCreateRequest, WatchOp, WatchRequest,
+    DeleteRequest, Event, KeyValue, Op, RangeRequest, RangeResponse, WatchCreateRequest, WatchOp, WatchRequest,
 };
-use super::client::{Client, Outcome as Answer, Status, WatchStream};
+use super::client::{Client, Status, WatchStream};
 use super::config::EtcdConfig;
 use super::layout::Layout;
-use super::leases::Leases;
-use super::txn::txn;
+use super::leases::{Class, Leases};
+use super::txn::{range_of, revision, txn};
 use crate::clock::Moment;
 use crate::engine::entries::{Change, Entry, Failure, LocalEntries, Outcome, Record, Seen, Share, Store, Stored};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
@@ -50,18 +51,6 @@ impl Etcd {
             local,
             waiting: Notify::new(),
         }
-    }
-
-    async fn kept(&self, entries: &[Stored], end: Moment) -> Answer<bool> {
-        for entry in entries {
-            let Some(lease) = self.leases.current(entry.session) else {
-                return Ok(false);
-            };
-            if !self.leases.keep_until(&lease, end).await? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     /// Reads the keys in a range, by pages of one revision, each within `page_timeout`. Returns the revision, too.
@@ -169,8 +158,28 @@ impl Store for Etcd {
         Ok(self.looked(names, owner).await?)
     }
 
-    async fn write(&self, entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
-        Ok(self.written(entries, owner, ttl).await?)
+    async fn write(&self, mut entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
+        let ttls = entries.iter().filter_map(Stored::ttl);
+        let class = Class::of(ttls.fold(ttl, Ttl::max));
+        let lease = self.leases.get(class).await?;
+        for entry in &mut entries {
+            let is_first = *entry.id == *owner.as_str();
+            if let Some(record) = &mut entry.record {
+                record.owner = (!is_first).then(|| owner.as_str().to_owned());
+            }
+            entry.owner = Some(owner.clone());
+        }
+        let compare = entries.iter().map(|entry| self.is_unchanged(entry)).collect();
+        let puts = entries.iter().map(|entry| self.put(entry, &lease)).collect();
+        let answer = self.txn(&txn(compare, puts, Vec::new()), None).await;
+        let answer = self.of_lease(answer, [&lease])?;
+        let version = revision(&answer);
+        let written = entries.into_iter().map(|entry| Stored {
+            version,
+            session: lease.id,
+            ..entry
+        });
+        Ok(answer.succeeded.then(|| written.collect()))
     }
 
     async fn delete(&self, entries: &[Stored]) -> Outcome<bool> {
@@ -183,11 +192,42 @@ impl Store for Etcd {
     }
 
     async fn check(&self, entries: &[&Stored]) -> Outcome<Vec<bool>> {
-        Ok(self.checked(entries).await?)
+        let read = |entry: &&Stored| RangeRequest {
+            key: self.key(entry),
+            ..RangeRequest::default()
+        };
+        let compare = entries.iter().map(|entry| self.is_unchanged(entry));
+        let reads = entries.iter().map(read).map(Op::Range);
+        let ranges: Vec<RangeResponse> = match self
+            .txn(&txn(compare.collect(), Vec::new(), reads.collect()), None)
+            .await
+        {
+            Ok(answer) if answer.succeeded => return Ok(vec![true; entries.len()]),
+            Ok(answer) => answer.responses.into_iter().map(|read| range_of(Some(read))).collect(),
+            // Reads are answered all the same.
+            Err(refusal) if refusal.status.is_full() => {
+                let requests: Vec<RangeRequest> = entries.iter().map(read).collect();
+                try_join_all(requests.iter().map(|request| self.range(request))).await?
+            }
+            Err(refusal) => return Err(refusal.into()),
+        };
+        let is_same = |(entry, range): (&&Stored, &RangeResponse)| {
+            let version = range.kvs.first().map(|kv| kv.mod_revision);
+            version == Some(entry.version)
+        };
+        Ok(entries.iter().zip(&ranges).map(is_same).collect())
     }
 
     async fn keep(&self, entries: &[Stored], sent: Moment, ttl: Ttl) -> Outcome<bool> {
-        Ok(self.kept(entries, sent + ttl.duration()).await?)
+        for entry in entries {
+            let Some(lease) = self.leases.current(entry.session) else {
+                return Ok(false);
+            };
+            if !self.leases.keep_until(&lease, sent + ttl.duration()).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn is_lease(&self, entry: &Stored, ttl: Ttl) -> bool {

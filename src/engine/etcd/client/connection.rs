@@ -9,8 +9,7 @@ use futures_util::FutureExt;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{Method, Request, Version};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::framing::Frames;
@@ -31,11 +30,7 @@ pub(in crate::engine::etcd) struct Connection {
 
 pub(super) struct State {
     pub closed: CancellationToken,
-    requests: Mutex<Requests>,
-    /// A request was answered.
-    answered: Notify,
-    /// There are requests.
-    pub begun: Notify,
+    requests: watch::Sender<Requests>,
     /// It was closed because the server did not answer.
     pub is_silent: AtomicBool,
 }
@@ -50,7 +45,16 @@ struct Requests {
 impl State {
     /// Returns when the oldest request without an answer was sent.
     pub(super) fn oldest(&self) -> Option<Moment> {
-        self.requests.lock().sent.values().next().map(|(sent, _)| *sent)
+        self.requests.borrow().sent.values().next().map(|(sent, _)| *sent)
+    }
+
+    /// Waits until there is a request without an answer.
+    pub(super) async fn begun(&self) {
+        let _ = self
+            .requests
+            .subscribe()
+            .wait_for(|requests| !requests.sent.is_empty())
+            .await;
     }
 }
 
@@ -59,8 +63,9 @@ struct Sent(Arc<State>, u64);
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        self.0.requests.lock().sent.remove(&self.1);
-        self.0.answered.notify_waiters();
+        self.0
+            .requests
+            .send_modify(|requests| _ = requests.sent.remove(&self.1));
     }
 }
 
@@ -82,9 +87,7 @@ impl Connection {
             .map_err(|error| broken(&error))?;
         let state = Arc::new(State {
             closed: CancellationToken::new(),
-            requests: Mutex::default(),
-            answered: Notify::new(),
-            begun: Notify::new(),
+            requests: watch::Sender::default(),
             is_silent: AtomicBool::new(false),
         });
         let closed = state.closed.clone();
@@ -166,17 +169,13 @@ impl Connection {
     ) -> Result<BytesMut, Status> {
         let sender = self.ready().await?;
         attempt.inspect(|claim| claim.mark_sent());
-        let sent = {
-            let mut requests = self.state.requests.lock();
+        let mut sent = Sent(self.state.clone(), 0);
+        self.state.requests.send_modify(|requests| {
             requests.last += 1;
-            let number = requests.last;
-            if requests.sent.is_empty() {
-                self.state.begun.notify_one();
-            }
+            sent.1 = requests.last;
             let owner = attempt.map(|claim| claim.owner.clone());
-            requests.sent.insert(number, (Moment::now(), owner));
-            Sent(self.state.clone(), number)
-        };
+            requests.sent.insert(requests.last, (Moment::now(), owner));
+        });
         let mut stream = self.begin(sender, path, token)?;
         stream.send(message, true)?;
         let answering = async move {
@@ -192,16 +191,9 @@ impl Connection {
 
     /// Waits until no attempt of an owner is without an answer: etcd executes the requests of a connection in any order.
     pub(super) async fn answered(&self, owner: &OwnerToken) {
-        loop {
-            let answered = self.state.answered.notified();
-            tokio::pin!(answered);
-            answered.as_mut().enable();
-            let is_of = |(_, sent): &(Moment, Option<OwnerToken>)| sent.as_ref() == Some(owner);
-            if !self.state.requests.lock().sent.values().any(is_of) {
-                return;
-            }
-            answered.await;
-        }
+        let is_of = |(_, sent): &(Moment, Option<OwnerToken>)| sent.as_ref() == Some(owner);
+        let are_answered = |requests: &Requests| !requests.sent.values().any(is_of);
+        let _ = self.state.requests.subscribe().wait_for(are_answered).await;
     }
 
     /// Opens a stream of messages in both directions.
