@@ -339,7 +339,7 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         }
         #[cfg(feature = "etcd")]
         EngineConfig::Etcd(config) => {
-            let place = ("etcd", config.address());
+            let place = ("etcd", config.servers.to_string());
             opened(place, limit, super::etcd::connect(*config)).await
         }
         #[cfg(feature = "mongodb")]
@@ -359,7 +359,7 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         }
         #[cfg(feature = "zookeeper")]
         EngineConfig::Zookeeper(config) => {
-            let place = ("zookeeper", config.address());
+            let place = ("zookeeper", config.servers.to_string());
             opened(place, limit, super::zookeeper::connect(*config)).await
         }
     }

@@ -159,6 +159,6 @@ fn parts(mut entries: Vec<Stored>) -> Vec<Stored> {
 fn is_held(name: &Key, seen: &Seen) -> Acquired {
     Acquired::Held {
         key: name.clone(),
-        retry_after: seen.oldest.as_ref().and_then(Stored::ttl),
+        retry_after: seen.oldest.as_ref().and_then(Stored::ttl).map(Ttl::duration),
     }
 }

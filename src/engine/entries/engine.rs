@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::local::LocalEntries;
@@ -51,9 +50,7 @@ pub(super) struct Core {
     /// When the fencing token of a grant is written to its entries.
     pub records: Ends<OwnerToken, ()>,
     /// The owners whose entries are deleted in the background.
-    pub ending: Mutex<HashSet<OwnerToken>>,
-    /// One of these deletions is complete.
-    pub ended: Notify,
+    pub ending: watch::Sender<HashSet<OwnerToken>>,
     pub detector: OnceLock<Arc<StallDetector>>,
 }
 
@@ -66,7 +63,7 @@ pub(in crate::engine) struct EntryEngine {
 
 impl fmt::Debug for EntryEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("EntryEngine").field(&self.core.store).finish()
+        f.debug_tuple(self.name()).field(&self.address()).finish()
     }
 }
 
@@ -89,8 +86,7 @@ impl EntryEngine {
             local,
             own: Ends::new(),
             records: Ends::new(),
-            ending: Mutex::default(),
-            ended: Notify::new(),
+            ending: watch::Sender::default(),
             detector: OnceLock::new(),
         });
         let tasks: [futures_util::future::BoxFuture<'static, ()>; 4] = [
@@ -128,20 +124,15 @@ impl Core {
         Ok(seen.first().and_then(Seen::info))
     }
 
-    /// `None`: a page had no answer within its timeout.
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<LockInfo>>> {
-        let names = match self.store.names(prefix, page_timeout).await? {
-            Ok(names) => names,
-            Err(failure) => return Some(Err(failure)),
-        };
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<LockInfo>> {
+        let names = self.store.names(prefix, page_timeout).await?;
         let mut infos = Vec::new();
         for page in names.chunks(PAGE_SIZE) {
-            match timeout(page_timeout, self.settled(page, PAGE_POLLS)).await.ok()? {
-                Ok(seen) => infos.extend(seen.iter().filter_map(Seen::info)),
-                Err(failure) => return Some(Err(failure)),
-            }
+            let reading = self.settled(page, PAGE_POLLS);
+            let seen = Failure::after(page_timeout, self.store.address(), reading).await?;
+            infos.extend(seen.iter().filter_map(Seen::info));
         }
-        Some(Ok(infos))
+        Ok(infos)
     }
 
     /// Releases a name of any owner. `false`: it was free.
@@ -232,8 +223,7 @@ impl Engine for EntryEngine {
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let listed = self.core.list(prefix, page_timeout).await;
-        self.error("list", listed.ok_or_else(|| self.no_answer("list", page_timeout))?)
+        self.error("list", self.core.list(prefix, page_timeout).await)
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

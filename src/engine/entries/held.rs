@@ -100,7 +100,7 @@ impl Core {
         for _ in 0..ROUNDS {
             let sent = Moment::now();
             let own = self.own.get(&claim.owner).map(|(_, own)| own);
-            let is_ending = self.ending.lock().contains(&claim.owner);
+            let is_ending = self.ending.borrow().contains(&claim.owner);
             let held = match is_ending {
                 true => None,
                 false => self.held(claim, to, own.is_some()).await?,
@@ -143,14 +143,14 @@ impl Core {
         sent: Moment,
         needs_token: bool,
     ) -> bool {
-        let ends = entries.iter().filter_map(Stored::ttl).map(|ttl| sent + ttl);
-        let end = ends.max().unwrap_or(sent);
+        let ttl = entries.iter().filter_map(Stored::ttl).max();
+        let end = ttl.map_or(sent, |ttl| sent + ttl.duration());
         let own = Own {
             entries,
             fence: Some(fence),
             needs_token,
         };
-        let ending = self.ending.lock();
+        let ending = self.ending.borrow();
         if ending.contains(owner) {
             return false;
         }
@@ -237,9 +237,7 @@ impl Core {
                     lease
                 });
                 let written = self.write(owner, leases.collect(), &nobody, ttl).await?;
-                let is_done = written.is_some();
-                let hold = |entries| self.hold(&nobody, entries, fence, sent, false);
-                written.into_iter().map(hold).all(|is_held| is_held) && is_done
+                written.is_some_and(|entries| self.hold(&nobody, entries, fence, sent, false))
             } else {
                 entries.is_empty() || self.store.delete(&entries).await?
             };

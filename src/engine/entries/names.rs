@@ -1,36 +1,25 @@
 //! Names as parts of keys and paths.
 
-use std::fmt::Write;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'.').remove(b':').remove(b'-');
 
 /// Encodes a name: every byte except `A–Z a–z 0–9 _ . : -` is `%XX`.
 pub(in crate::engine) fn encoded(name: &str) -> String {
-    let mut text = String::with_capacity(name.len());
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-') {
-            text.push(byte.into());
-        } else {
-            // Writing to a text does not fail.
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
+    utf8_percent_encode(name, ESCAPED).to_string()
 }
 
 /// Decodes a name. `None`: no name is encoded like this.
 pub(in crate::engine) fn decoded(text: &str) -> Option<String> {
-    let mut name = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        name.push(match byte {
-            b'/' => return None,
-            b'%' => {
-                let (digits, after) = rest.split_at_checked(2)?;
-                rest = after;
-                u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?
-            }
-            byte => byte,
-        });
+    let is_digit = |byte: &u8| byte.is_ascii_hexdigit();
+    let is_escape = |rest: &str| {
+        rest.as_bytes()
+            .get(..2)
+            .is_some_and(|digits| digits.iter().all(is_digit))
+    };
+    if text.contains('/') || !text.split('%').skip(1).all(is_escape) {
+        return None;
     }
-    String::from_utf8(name).ok()
+    let name = percent_decode_str(text).decode_utf8().ok()?;
+    Some(name.into_owned())
 }

@@ -103,8 +103,8 @@ impl Stored {
     }
 
     /// Returns the ttl that its process asked for. `None`: another program wrote it.
-    pub(super) fn ttl(&self) -> Option<Duration> {
-        Some(self.record.as_ref()?.ttl().duration())
+    pub(in crate::engine) fn ttl(&self) -> Option<Ttl> {
+        self.record.as_ref().map(Record::ttl)
     }
 }
 
@@ -139,7 +139,7 @@ impl Seen {
         let record = holder.record.as_ref();
         Some(LockInfo {
             name: holder.name.as_str().to_owned(),
-            remaining: holder.ttl(),
+            remaining: holder.ttl().map(Ttl::duration),
             fence: holder.fence(),
             holder: record.map(process),
             metadata: record.and_then(|record| record.metadata.clone()),

@@ -1,6 +1,5 @@
 //! What a store provides for [`EntryEngine`](super::EntryEngine).
 
-use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -34,13 +33,32 @@ impl Failure {
         }
     }
 
+    /// Creates the failure of a request that the store may have executed, and that may succeed later.
+    fn sent(text: impl Into<String>) -> Self {
+        Failure {
+            is_sent: true,
+            ..Failure::not_sent(text, true)
+        }
+    }
+
+    /// Waits for an answer of the store at `address` for at most `limit`.
+    pub(in crate::engine) async fn after<T>(
+        limit: Duration,
+        address: String,
+        answer: impl Future<Output = Outcome<T>>,
+    ) -> Outcome<T> {
+        let late = |_| {
+            Err(Failure::sent(format!(
+                "no answer within {} ms ({address})",
+                limit.as_millis()
+            )))
+        };
+        tokio::time::timeout(limit, answer).await.unwrap_or_else(late)
+    }
+
     /// Returns the failure of an operation whose entries other calls change all the time.
     pub(super) fn contended() -> Self {
-        Failure {
-            text: "other calls change the lock all the time".to_owned(),
-            passes: true,
-            is_sent: true,
-        }
+        Failure::sent("other calls change the lock all the time")
     }
 
     pub(in crate::engine) fn of(self, store: &'static str, op: &'static str) -> EngineError {
@@ -54,7 +72,7 @@ impl Failure {
 /// # Behavior
 /// A method makes one attempt. Its future may be dropped.
 #[async_trait]
-pub(in crate::engine) trait Store: fmt::Debug + Send + Sync + 'static {
+pub(in crate::engine) trait Store: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
     /// Returns the address for messages.
@@ -104,8 +122,7 @@ pub(in crate::engine) trait Store: fmt::Debug + Send + Sync + 'static {
     async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>>;
 
     /// Lists the names that may have entries and begin with `prefix`, sorted. Each page of the store's answers takes at most `page_timeout`.
-    /// `None`: one took longer.
-    async fn names(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<Key>>>;
+    async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>>;
 
     /// Watches a name until the watch is lost, and returns why: calls [`LocalEntries::begin_read`] when the server has confirmed it,
     /// [`LocalEntries::opened`] with the entries, and [`LocalEntries::changed`]. Dropping the future ends the watch.

@@ -1,13 +1,14 @@
 //! URLs with several servers: `scheme://user:password@h1,h2:2379/path?option=value`, and the sockets of these servers.
 
-use std::io;
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::{fmt, io};
 
+use percent_encoding::percent_decode_str;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use url::form_urlencoded;
 
 use super::store::Failure;
 use crate::engine::tls::{CertificateFault, Pem, Verified, client_config};
@@ -24,8 +25,8 @@ pub(in crate::engine) struct Server {
     pub port: u16,
 }
 
-impl std::fmt::Display for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),
             false => write!(f, "{}:{}", self.host, self.port),
@@ -33,24 +34,40 @@ impl std::fmt::Display for Server {
     }
 }
 
-/// Returns servers for messages.
-pub(in crate::engine) fn addresses(servers: &[Server]) -> String {
-    let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
-    servers.join(", ")
-}
-
-/// The parts of a URL. It has no `Debug`: it may have a password.
-pub(in crate::engine) struct Target<'u> {
+/// The servers of a URL, and how to connect to them.
+///
+/// # Behavior
+/// `Debug` and `Display` show no login.
+#[derive(Clone)]
+pub(in crate::engine) struct Servers {
+    /// Without repeats: at least one.
+    pub list: Vec<Server>,
     /// The user name and the password, decoded.
     pub login: Option<(String, String)>,
-    /// The servers without repeats: at least one.
-    pub servers: Vec<Server>,
+    /// `None`: no TLS.
+    pub tls: Option<TlsFiles>,
+}
+
+impl fmt::Display for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list: Vec<String> = self.list.iter().map(ToString::to_string).collect();
+        f.write_str(&list.join(", "))
+    }
+}
+
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// The parts of a URL. It has no `Debug`: any part may be a password that was not encoded.
+pub(in crate::engine) struct Target<'u> {
+    pub servers: Servers,
     /// The path with its first slash, or an empty text, as it was written.
     pub path: &'u str,
     /// The options after the `?`, as they were written.
     pub query: &'u str,
-    /// `None`: no TLS.
-    pub tls: Option<TlsFiles>,
 }
 
 /// What a URL of one store must be like.
@@ -76,7 +93,7 @@ impl<'u> Target<'u> {
             .split_once("://")
             .ok_or_else(|| rule.broken("a URL without \"//\""))?;
         let (has_tls, tls) = (scheme.ends_with('s'), &settings.tls);
-        let target = Target::split(rest, rule.ports[usize::from(has_tls)]).map_err(|got| rule.broken(got))?;
+        let mut target = Target::split(rest, rule.ports[usize::from(has_tls)]).map_err(|got| rule.broken(got))?;
         tls.reject_server_name("use a host of the URL that is in the server's certificate")?;
         if !has_tls && *tls != TlsFiles::default() {
             let rule = format!("must be absent for {scheme}:// ({scheme}s:// uses TLS)");
@@ -85,10 +102,8 @@ impl<'u> Target<'u> {
         if has_tls {
             Pem::read(tls).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
         }
-        Ok(Target {
-            tls: has_tls.then(|| tls.clone()),
-            ..target
-        })
+        target.servers.tls = has_tls.then(|| tls.clone());
+        Ok(target)
     }
 
     /// Splits the text after the `://`. The error is what is wrong with it, without any of its text.
@@ -111,23 +126,19 @@ impl<'u> Target<'u> {
             Some(None) => return Err("a URL with a user name and no password"),
             Some(Some((user, password))) => Some((decoded(user)?, decoded(password)?)),
         };
-        let mut servers = Vec::new();
+        let mut list = Vec::new();
         for text in hosts.split(',') {
             let server = server(text.trim(), port)?;
-            if !servers.contains(&server) {
-                servers.push(server);
+            if !list.contains(&server) {
+                list.push(server);
             }
         }
-        if servers.len() > MAX_SERVERS {
+        if list.len() > MAX_SERVERS {
             return Err("a URL with more than 100 hosts");
         }
-        Ok(Target {
-            login,
-            servers,
-            path,
-            query,
-            tls: None,
-        })
+        let tls = None;
+        let servers = Servers { list, login, tls };
+        Ok(Target { servers, path, query })
     }
 }
 
@@ -208,13 +219,8 @@ fn server(text: &str, port: u16) -> Result<Server, &'static str> {
 
 /// Decodes a user name or a password.
 fn decoded(text: &str) -> Result<String, &'static str> {
-    // The only available decoder is that of forms, where "&" and "=" have a meaning, and "+" is a blank.
-    let escaped = text.replace('&', "%26").replace('=', "%3D").replace('+', "%2B");
-    let (text, _) = form_urlencoded::parse(escaped.as_bytes()).next().unwrap_or_default();
-    match text.contains(char::REPLACEMENT_CHARACTER) {
-        true => Err("a URL with a user name or password that is not UTF-8"),
-        false => Ok(text.into_owned()),
-    }
+    let text = percent_decode_str(text).decode_utf8().map(Cow::into_owned);
+    text.map_err(|_| "a URL with a user name or password that is not UTF-8")
 }
 
 #[cfg(test)]
@@ -224,12 +230,11 @@ mod tests {
     #[test]
     fn a_url_is_split() {
         let target = Target::split("us%40er:p%2Cw:&=+@h1,h2:7000, [::1]:7001,h1:2379/a/b?x=1", 2379).unwrap();
-        let servers: Vec<_> = target.servers.iter().map(ToString::to_string).collect();
-        assert_eq!(servers, ["h1:2379", "h2:7000", "[::1]:7001"]);
-        assert_eq!(target.login, Some(("us@er".into(), "p,w:&=+".into())));
+        assert_eq!(target.servers.to_string(), "h1:2379, h2:7000, [::1]:7001");
+        assert_eq!(target.servers.login, Some(("us@er".into(), "p,w:&=+".into())));
         assert_eq!((target.path, target.query), ("/a/b", "x=1"));
         let plain = Target::split("h", 1).unwrap();
-        assert!(plain.login.is_none() && plain.path.is_empty());
+        assert!(plain.servers.login.is_none() && plain.path.is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What changes by itself: waiters are granted names, leases and places end, and fencing tokens are written.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ impl Core {
         let (Some(fence), Some(ttl), Some(until)) = (fence, entry.ttl(), self.store.lasts_until(entry.session)) else {
             return Ok(false);
         };
-        let until = until.min(now + ttl.min(RESERVATION));
+        let until = until.min(now + ttl.duration().min(RESERVATION));
         let is_granted = self.own.update(owner, |_, own| {
             let is_waiting = waiting(own) && !until.is_past();
             is_waiting.then(|| {
@@ -115,31 +115,34 @@ impl Core {
     pub(super) async fn end_claims(self: Arc<Self>) {
         loop {
             for (owner, own) in self.own.due().await {
-                let ttl = own.entries.iter().find_map(|entry| Some(entry.record.as_ref()?.ttl()));
+                let ttl = own.entries.iter().find_map(Stored::ttl);
                 let is_stalled = self.detector.get().is_some_and(|detector| {
                     detector.ping();
                     ttl.is_some_and(|ttl| detector.is_stalled(ttl))
                 });
-                let mut ending = self.ending.lock();
-                if self.own.get(&owner).is_some() {
-                    // An answer that has arrived since has made it a lease.
+                let is_ending = self.ending.send_if_modified(|ending| {
+                    if self.own.get(&owner).is_some() {
+                        // An answer that has arrived since has made it a lease.
+                        return false;
+                    }
+                    if let (None, false, Some(ttl)) = (own.fence, is_stalled, ttl)
+                        && self.local.is_subscribed(&owner)
+                    {
+                        self.own
+                            .insert(owner.clone(), own.clone(), Moment::now() + liveness(ttl));
+                        return false;
+                    }
+                    ending.insert(owner.clone())
+                });
+                if !is_ending {
                     continue;
                 }
-                if let (None, false, Some(ttl)) = (own.fence, is_stalled, ttl)
-                    && self.local.is_subscribed(&owner)
-                {
-                    self.own.insert(owner, own, Moment::now() + liveness(ttl));
-                    continue;
-                }
-                ending.insert(owner.clone());
-                drop(ending);
                 self.forget(&owner);
                 self.local.wake(&owner);
                 let core = self.clone();
                 tokio::spawn(Box::pin(async move {
                     core.delete(&owner, own).await;
-                    core.ending.lock().remove(&owner);
-                    core.ended.notify_waiters();
+                    core.ending.send_modify(|ending| _ = ending.remove(&owner));
                 }));
             }
         }
@@ -172,15 +175,8 @@ impl Core {
 
     /// Waits until entries of an owner are deleted that ended.
     pub(super) async fn deleted(&self, owner: &OwnerToken) {
-        loop {
-            let ended = self.ended.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            if !self.ending.lock().contains(owner) {
-                return;
-            }
-            ended.await;
-        }
+        let is_deleted = |ending: &HashSet<OwnerToken>| !ending.contains(owner);
+        let _ = self.ending.subscribe().wait_for(is_deleted).await;
     }
 
     /// Writes the fencing tokens of grants.
@@ -213,11 +209,7 @@ impl Core {
             let seen = self.store.look(&names, Some(owner)).await?;
             entries = seen.into_iter().filter_map(|seen| seen.own).collect();
         }
-        let Some(ttl) = entries
-            .iter()
-            .filter_map(|entry| Some(entry.record.as_ref()?.ttl()))
-            .max()
-        else {
+        let Some(ttl) = entries.iter().filter_map(Stored::ttl).max() else {
             return Ok(());
         };
         if !entries.iter().all(|entry| self.store.is_lease(entry, ttl)) {

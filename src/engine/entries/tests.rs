@@ -209,7 +209,7 @@ pub(in crate::engine) async fn an_entry_that_is_being_deleted_holds_nothing(engi
         let granted = async || matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. });
         assert!(granted().await);
         let core = &engine.core;
-        core.ending.lock().insert(ours.owner.clone());
+        core.ending.send_modify(|ending| _ = ending.insert(ours.owner.clone()));
         let own = core.own.remove(&ours.owner).unwrap();
         assert_eq!(
             engine.renew(&ours, ours.ttl).await.unwrap(),
@@ -219,8 +219,7 @@ pub(in crate::engine) async fn an_entry_that_is_being_deleted_holds_nothing(engi
         let deleting = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
             assert!(core.store.delete(&own.entries).await.unwrap());
-            core.ending.lock().remove(&ours.owner);
-            core.ended.notify_waiters();
+            core.ending.send_modify(|ending| _ = ending.remove(&ours.owner));
         };
         let (is_granted, ()) = tokio::join!(granted(), deleting);
         assert!(is_granted, "after the deletion");

@@ -1,10 +1,8 @@
 //! The URL of etcd: `etcd://user:password@h1,h2:2379`, `etcds://…` with TLS.
 
-use std::fmt;
-
-use crate::engine::entries::target::{Rule, Server, Target, addresses};
+use crate::engine::Settings;
+use crate::engine::entries::target::{Rule, Servers, Target};
 use crate::engine::url_options::unknown_option;
-use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
 const RULE: Rule = Rule {
@@ -14,26 +12,11 @@ const RULE: Rule = Rule {
 const DEFAULT_PREFIX: &str = "holdfast/";
 
 /// A parsed URL of etcd, with its settings.
-///
-/// # Behavior
-/// `Debug` shows no login.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct EtcdConfig {
-    pub(super) servers: Vec<Server>,
-    pub(super) login: Option<(String, String)>,
-    /// `None`: no TLS.
-    pub(super) tls: Option<TlsFiles>,
+    pub(in crate::engine) servers: Servers,
     /// The prefix of all keys.
     pub(super) prefix: String,
-}
-
-impl fmt::Debug for EtcdConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdConfig")
-            .field("servers", &self.servers)
-            .field("prefix", &self.prefix)
-            .finish_non_exhaustive()
-    }
 }
 
 impl EtcdConfig {
@@ -51,35 +34,29 @@ impl EtcdConfig {
         }
         Ok(EtcdConfig {
             servers: target.servers,
-            login: target.login,
-            tls: target.tls,
             prefix: settings.key_prefix.clone().unwrap_or_else(|| DEFAULT_PREFIX.into()),
         })
-    }
-
-    /// Returns the servers for messages.
-    pub(in crate::engine) fn address(&self) -> String {
-        addresses(&self.servers)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::TlsFiles;
 
     #[test]
     fn a_url_has_servers_a_login_and_tls() {
         let config = EtcdConfig::parse("etcds://me:p%40ss@h1,h2:1/", &Settings::default()).unwrap();
-        assert_eq!(config.address(), "h1:2379, h2:1");
-        assert_eq!(config.login, Some(("me".into(), "p@ss".into())));
-        assert!(config.tls.is_some() && config.prefix == DEFAULT_PREFIX);
+        assert_eq!(config.servers.to_string(), "h1:2379, h2:1");
+        assert_eq!(config.servers.login, Some(("me".into(), "p@ss".into())));
+        assert!(config.servers.tls.is_some() && config.prefix == DEFAULT_PREFIX);
         assert!(!format!("{config:?}").contains("ss@") && !format!("{config:?}").contains("p@ss"));
         let settings = Settings {
             key_prefix: Some(String::new()),
             ..Settings::default()
         };
         let config = EtcdConfig::parse("etcd://h", &settings).unwrap();
-        assert!(config.tls.is_none() && config.prefix.is_empty());
+        assert!(config.servers.tls.is_none() && config.prefix.is_empty());
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Class {
 /// An etcd lease.
 pub(super) struct Lease {
     pub id: i64,
-    class: Class,
+    pub class: Class,
     /// The term in which it was granted.
     term: u64,
     /// How long it lasts after a request that kept it alive.
@@ -117,17 +117,17 @@ impl Leases {
             return Ok(lease);
         }
         let _granting = self.granting.lock().await;
+        if let Some(lease) = self.known(class) {
+            return Ok(lease);
+        }
         loop {
-            if let Some(lease) = self.known(class) {
-                return Ok(lease);
-            }
             let term = self.read_term().await?;
             let sent = Moment::now();
             let ttl = class.seconds() as i64;
             let answer: LeaseResponse = self.client.call(GRANT, &LeaseGrantRequest { ttl }, None).await?;
             // After an election meanwhile the term of the grant is not known.
             if term_of(answer.header) == term {
-                let lease = Lease {
+                let lease = Arc::new(Lease {
                     id: answer.id,
                     class,
                     term,
@@ -135,8 +135,9 @@ impl Leases {
                     length: Duration::from_secs(answer.ttl.max(0) as u64),
                     kept: Mutex::new(sent),
                     keeping: tokio::sync::Mutex::default(),
-                };
-                self.insert(lease.into());
+                });
+                self.insert(lease.clone());
+                return Ok(lease);
             }
         }
     }
@@ -156,12 +157,14 @@ impl Leases {
     /// Returns the etcd lease of a class, unless it may have expired, or is of an earlier term.
     fn known(&self, class: Class) -> Option<Arc<Lease>> {
         let leases = self.leases.lock();
-        let lease = leases.iter().rfind(|lease| lease.class == class && self.is_of_term(lease))?;
+        let lease = leases
+            .iter()
+            .rfind(|lease| lease.class == class && self.is_of_term(lease))?;
         let reserve = RESERVE.min(lease.length / 4);
         (lease.ends() > Moment::now() + reserve).then(|| lease.clone())
     }
 
-    fn is_of_term(&self, lease: &Lease) -> bool {
+    pub(super) fn is_of_term(&self, lease: &Lease) -> bool {
         lease.term == self.term.load(Relaxed)
     }
 
@@ -180,12 +183,6 @@ impl Leases {
     /// Returns an etcd lease by its id.
     pub(super) fn find(&self, id: i64) -> Option<Arc<Lease>> {
         self.leases.lock().iter().find(|lease| lease.id == id).cloned()
-    }
-
-    /// Returns the class of an etcd lease of this term, by its id.
-    pub(super) fn class_of(&self, id: i64) -> Option<Class> {
-        let lease = self.find(id).filter(|lease| self.is_of_term(lease))?;
-        Some(lease.class)
     }
 
     /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks.
@@ -231,7 +228,9 @@ impl Leases {
         if leases.is_empty() {
             return None;
         }
-        let keeping = leases.iter().map(|lease| tokio::time::timeout(INTERVAL, self.keep(lease)));
+        let keeping = leases
+            .iter()
+            .map(|lease| tokio::time::timeout(INTERVAL, self.keep(lease)));
         let kept = join_all(keeping).await;
         let are_kept = kept.iter().all(|kept| matches!(kept, Ok(Ok(_))));
         if !are_kept {

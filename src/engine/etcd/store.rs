@@ -1,22 +1,22 @@
 //! The entries of claims as keys.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::try_join_all;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::client::messages::{
-    DeleteRequest, Event, KeyValue, Op, RangeRequest, WatchCreateRequest, WatchOp, WatchRequest,
+    DeleteRequest, Event, KeyValue, Op, RangeRequest, RangeResponse, WatchCreateRequest, WatchOp, WatchRequest,
 };
-use super::client::{Client, Failure as Refusal, Outcome as Answer, Status, WatchStream};
+use super::client::{Client, Status};
 use super::config::EtcdConfig;
 use super::layout::Layout;
-use super::leases::Leases;
-use super::txn::txn;
+use super::leases::{Class, Leases};
+use super::txn::{range_of, revision, txn};
 use crate::clock::Moment;
 use crate::engine::entries::{Change, Entry, Failure, LocalEntries, Outcome, Record, Seen, Share, Store, Stored};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
@@ -41,63 +41,46 @@ pub(super) struct Etcd {
     pub(super) waiting: Notify,
 }
 
-impl fmt::Debug for Etcd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Etcd").field("servers", &self.client.address()).finish()
-    }
-}
-
 impl Etcd {
     pub(super) fn new(config: EtcdConfig, local: Arc<LocalEntries>) -> Self {
-        let layout = Layout(config.prefix.clone());
         let key = format!("{}/", config.prefix).into_bytes();
-        let client = Arc::new(Client::new(Arc::new(config)));
+        let client = Arc::new(Client::new(config.servers));
         Etcd {
             leases: Leases::new(client.clone(), key),
             client,
-            layout,
+            layout: Layout(config.prefix),
             local,
             waiting: Notify::new(),
         }
     }
 
-    async fn kept(&self, entries: &[Stored], end: Moment) -> Answer<bool> {
-        for entry in entries {
-            let Some(lease) = self.leases.find(entry.session) else {
-                return Ok(false);
+    /// Reads the keys in a range, by pages of one revision, each within `page_timeout`. Returns the revision, too.
+    async fn keys(&self, range: Range, keys_only: bool, page_timeout: Duration) -> Outcome<(Vec<KeyValue>, i64)> {
+        let (mut keys, mut at, mut rest) = (Vec::new(), 0, Some(range));
+        while let Some((key, range_end)) = rest {
+            let request = RangeRequest {
+                key,
+                range_end: range_end.clone(),
+                limit: PAGE,
+                revision: at,
+                keys_only,
+                ..RangeRequest::default()
             };
-            if !self.leases.keep_until(&lease, end).await? {
-                return Ok(false);
+            let reading = async { Ok(self.range(&request).await?) };
+            let answer = Failure::after(page_timeout, self.address(), reading).await?;
+            if at == 0 {
+                at = answer.header.map_or(0, |header| header.revision);
             }
+            let last = answer.kvs.last().filter(|_| answer.more);
+            rest = last.map(|last| ([&last.key[..], &[0]].concat(), range_end));
+            keys.extend(answer.kvs);
         }
-        Ok(true)
+        Ok((keys, at))
     }
 
-    /// Reads a page of the keys in a range. Returns the revision of the read, and the rest of the range.
-    pub(super) async fn page(
-        &self,
-        (key, range_end): Range,
-        revision: i64,
-        keys_only: bool,
-    ) -> Answer<(Vec<KeyValue>, i64, Option<Range>)> {
-        let request = RangeRequest {
-            key,
-            range_end: range_end.clone(),
-            limit: PAGE,
-            revision,
-            keys_only,
-            ..RangeRequest::default()
-        };
-        let answer = self.range(&request).await?;
-        // All pages show the same state.
-        let at = answer.header.map_or(0, |header| header.revision);
-        let last = answer.kvs.last().filter(|_| answer.more);
-        let rest = last.map(|last| ([&last.key[..], &[0]].concat(), range_end));
-        Ok((answer.kvs, if revision == 0 { at } else { revision }, rest))
-    }
-
-    async fn watched(&self, name: &Key, stream: &mut WatchStream) -> Result<Infallible, Lost> {
+    async fn watched(&self, name: &Key) -> Outcome<Infallible> {
         const DELETED: i32 = 1;
+        let mut stream = self.client.watch().await?;
         let (key, range_end) = self.layout.range(name);
         stream.send(&WatchRequest {
             op: Some(WatchOp::Create(WatchCreateRequest { key, range_end })),
@@ -105,16 +88,11 @@ impl Etcd {
         loop {
             let message = stream.next().await?;
             if message.canceled {
-                return Err(Status::cancelled(&message.cancel_reason).into());
+                return Err(stream.failed(Status::cancelled(&message.cancel_reason)).into());
             }
             if message.created && self.local.begin_read(name) {
-                let (mut entries, mut at) = (Vec::new(), 0);
-                let mut rest = Some(self.layout.range(name));
-                while let Some(range) = rest {
-                    let (kvs, revision, more) = self.page(range, at, false).await.map_err(Lost::Read)?;
-                    entries.extend(kvs.iter().map(|kv| mirrored(self.layout.entry(name, kv))));
-                    (at, rest) = (revision, more);
-                }
+                let (keys, at) = self.keys(self.layout.range(name), false, Duration::MAX).await?;
+                let entries = keys.iter().map(|kv| mirrored(self.layout.entry(name, kv)));
                 self.local.opened(name, at as u64, entries);
             }
             // One revision may delete several entries: no claim between them was granted.
@@ -181,8 +159,28 @@ impl Store for Etcd {
         Ok(self.looked(names, owner).await?)
     }
 
-    async fn write(&self, entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
-        Ok(self.written(entries, owner, ttl).await?)
+    async fn write(&self, mut entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
+        let ttls = entries.iter().filter_map(Stored::ttl);
+        let class = Class::of(ttls.fold(ttl, Ttl::max));
+        let lease = self.leases.get(class).await?;
+        for entry in &mut entries {
+            let is_first = *entry.id == *owner.as_str();
+            if let Some(record) = &mut entry.record {
+                record.owner = (!is_first).then(|| owner.as_str().to_owned());
+            }
+            entry.owner = Some(owner.clone());
+        }
+        let compare = entries.iter().map(|entry| self.is_unchanged(entry)).collect();
+        let puts = entries.iter().map(|entry| self.put(entry, &lease)).collect();
+        let answer = self.txn(&txn(compare, puts, Vec::new()), None).await;
+        let answer = self.of_lease(answer, [&lease])?;
+        let version = revision(&answer);
+        let written = entries.into_iter().map(|entry| Stored {
+            version,
+            session: lease.id,
+            ..entry
+        });
+        Ok(answer.succeeded.then(|| written.collect()))
     }
 
     async fn delete(&self, entries: &[Stored]) -> Outcome<bool> {
@@ -195,20 +193,51 @@ impl Store for Etcd {
     }
 
     async fn check(&self, entries: &[&Stored]) -> Outcome<Vec<bool>> {
-        Ok(self.checked(entries).await?)
+        let read = |entry: &&Stored| RangeRequest {
+            key: self.key(entry),
+            ..RangeRequest::default()
+        };
+        let compare = entries.iter().map(|entry| self.is_unchanged(entry));
+        let reads = entries.iter().map(read).map(Op::Range);
+        let ranges: Vec<RangeResponse> = match self
+            .txn(&txn(compare.collect(), Vec::new(), reads.collect()), None)
+            .await
+        {
+            Ok(answer) if answer.succeeded => return Ok(vec![true; entries.len()]),
+            Ok(answer) => answer.responses.into_iter().map(|read| range_of(Some(read))).collect(),
+            // Reads are answered all the same.
+            Err(refusal) if refusal.status.is_full() => {
+                let requests: Vec<RangeRequest> = entries.iter().map(read).collect();
+                try_join_all(requests.iter().map(|request| self.range(request))).await?
+            }
+            Err(refusal) => return Err(refusal.into()),
+        };
+        let is_same = |(entry, range): (&&Stored, &RangeResponse)| {
+            let version = range.kvs.first().map(|kv| kv.mod_revision);
+            version == Some(entry.version)
+        };
+        Ok(entries.iter().zip(&ranges).map(is_same).collect())
     }
 
     async fn keep(&self, entries: &[Stored], sent: Moment, ttl: Ttl) -> Outcome<bool> {
-        Ok(self.kept(entries, sent + ttl.duration()).await?)
+        for entry in entries {
+            let Some(lease) = self.leases.find(entry.session) else {
+                return Ok(false);
+            };
+            if !self.leases.keep_until(&lease, sent + ttl.duration()).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn is_lease(&self, entry: &Stored, ttl: Ttl) -> bool {
         let is_lease = |record: &Record| record.since.is_some() && !record.set && record.ttl() >= ttl;
-        let is_long = self
+        let lease = self
             .leases
-            .class_of(entry.session)
-            .is_some_and(|class| class.is_for(ttl));
-        is_long && entry.record.as_ref().is_some_and(is_lease)
+            .find(entry.session)
+            .filter(|lease| self.leases.is_of_term(lease));
+        lease.is_some_and(|lease| lease.class.is_for(ttl)) && entry.record.as_ref().is_some_and(is_lease)
     }
 
     fn lasts_until(&self, session: i64) -> Option<Moment> {
@@ -219,33 +248,17 @@ impl Store for Etcd {
         Ok(Some(Fence(revision.max(entry.place.0))))
     }
 
-    async fn names(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<Key>>> {
-        let (mut names, mut at) = (Vec::new(), 0);
-        let mut rest = Some(self.layout.names(prefix));
-        while let Some(range) = rest {
-            match timeout(page_timeout, self.page(range, at, true)).await.ok()? {
-                Ok((kvs, revision, more)) => {
-                    names.extend(kvs.iter().filter_map(|kv| self.layout.name_of(&kv.key)));
-                    (at, rest) = (revision, more);
-                }
-                Err(refusal) => return Some(Err(refusal.into())),
-            }
-        }
+    async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>> {
+        let (keys, _) = self.keys(self.layout.names(prefix), true, page_timeout).await?;
+        let mut names: Vec<Key> = keys.iter().filter_map(|kv| self.layout.name_of(&kv.key)).collect();
         names.sort();
         names.dedup();
-        Some(Ok(names))
+        Ok(names)
     }
 
     async fn watch(&self, name: &Key) -> Failure {
-        let mut stream = match self.client.watch().await {
-            Ok(stream) => stream,
-            Err(refusal) => return refusal.into(),
-        };
-        match self.watched(name, &mut stream).await {
-            Err(Lost::Read(refusal)) => refusal.into(),
-            Err(Lost::Watch(status)) => self.client.watch_failed(stream, status).into(),
-            Ok(never) => match never {},
-        }
+        let Err(failure) = self.watched(name).await;
+        failure
     }
 
     async fn answered(&self, owner: &OwnerToken) {
@@ -256,19 +269,6 @@ impl Store for Etcd {
         // Without an answer they expire.
         let _ = timeout(CLOSE_TIMEOUT, self.leases.close(has_entries)).await;
         self.client.close();
-    }
-}
-
-/// Why a watch has ended.
-enum Lost {
-    Watch(Status),
-    /// The entries could not be read.
-    Read(Refusal),
-}
-
-impl From<Status> for Lost {
-    fn from(status: Status) -> Self {
-        Lost::Watch(status)
     }
 }
 

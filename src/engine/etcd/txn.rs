@@ -1,7 +1,5 @@
 //! The transactions on entries.
 
-use futures_util::future::try_join_all;
-
 use super::client::Outcome as Answer;
 use super::client::messages::{
     Compare, DeleteRequest, KeyValue, Op, OpAnswer, PutRequest, RangeRequest, RangeResponse, ResponseOp, TxnRequest,
@@ -11,7 +9,7 @@ use super::leases::{Class, Lease};
 use super::store::{Etcd, Range};
 use crate::clock::Moment;
 use crate::engine::entries::{Record, Seen, Stored, now_ms};
-use crate::model::{Claim, Key, OwnerToken, Ttl};
+use crate::model::{Claim, Key, OwnerToken};
 use std::sync::Arc;
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -164,7 +162,7 @@ impl Etcd {
         let request = txn(compare.collect(), puts.collect(), busy);
         let end = Moment::now() + claim.ttl.duration();
         let (answer, kept) = tokio::join!(self.txn(&request, Some(claim)), self.leases.keep_until(&lease, end));
-        let answer = self.of_lease(answer, [Some(&lease), waiters.as_ref()])?;
+        let answer = self.of_lease(answer, waiters.iter().chain([&lease]))?;
         let at = revision(&answer);
         if answer.succeeded {
             kept?;
@@ -208,7 +206,7 @@ impl Etcd {
         let changes = puts.chain(deletions).collect();
         self.waiting.notify_one();
         let changed = self.txn(&txn(compare, changes, Vec::new()), Some(claim)).await;
-        self.of_lease(changed, [Some(&lease), None])?;
+        self.of_lease(changed, [&lease])?;
         self.looked(claim.keys(), owner).await
     }
 
@@ -223,74 +221,16 @@ impl Etcd {
             .collect())
     }
 
-    pub(super) async fn written(
-        &self,
-        entries: Vec<Stored>,
-        owner: &OwnerToken,
-        ttl: Ttl,
-    ) -> Answer<Option<Vec<Stored>>> {
-        let ttls = entries.iter().filter_map(|entry| Some(entry.record.as_ref()?.ttl()));
-        let class = Class::of(ttls.fold(ttl, Ttl::max));
-        let lease = self.leases.get(class).await?;
-        let with_owner = entries.into_iter().map(|mut entry| {
-            let is_first = *entry.id == *owner.as_str();
-            let record = entry.record.as_mut();
-            record
-                .into_iter()
-                .for_each(|record| record.owner = (!is_first).then(|| owner.as_str().to_owned()));
-            entry.owner = Some(owner.clone());
-            entry
-        });
-        let entries: Vec<Stored> = with_owner.collect();
-        let compare = entries.iter().map(|entry| self.is_unchanged(entry)).collect();
-        let puts = entries.iter().map(|entry| self.put(entry, &lease)).collect();
-        let answer = self.txn(&txn(compare, puts, Vec::new()), None).await;
-        let answer = self.of_lease(answer, [Some(&lease), None])?;
-        let version = revision(&answer);
-        let written = entries.into_iter().map(|entry| Stored {
-            version,
-            session: lease.id,
-            ..entry
-        });
-        Ok(answer.succeeded.then(|| written.collect()))
-    }
-
     /// Forgets etcd leases that the server does not know any more.
-    pub(super) fn of_lease<T>(&self, answer: Answer<T>, leases: [Option<&Arc<Lease>>; 2]) -> Answer<T> {
+    pub(super) fn of_lease<'l, T>(
+        &self,
+        answer: Answer<T>,
+        leases: impl IntoIterator<Item = &'l Arc<Lease>>,
+    ) -> Answer<T> {
         answer.inspect_err(|refusal| {
             if refusal.status.is_lease_gone() {
-                leases
-                    .into_iter()
-                    .flatten()
-                    .for_each(|lease| self.leases.forget(lease.id));
+                leases.into_iter().for_each(|lease| self.leases.forget(lease.id));
             }
         })
-    }
-
-    pub(super) async fn checked(&self, entries: &[&Stored]) -> Answer<Vec<bool>> {
-        let read = |entry: &&Stored| RangeRequest {
-            key: self.key(entry),
-            ..RangeRequest::default()
-        };
-        let compare = entries.iter().map(|entry| self.is_unchanged(entry));
-        let reads = entries.iter().map(read).map(Op::Range);
-        let ranges: Vec<RangeResponse> = match self
-            .txn(&txn(compare.collect(), Vec::new(), reads.collect()), None)
-            .await
-        {
-            Ok(answer) if answer.succeeded => return Ok(vec![true; entries.len()]),
-            Ok(answer) => answer.responses.into_iter().map(|read| range_of(Some(read))).collect(),
-            // Reads are answered all the same.
-            Err(refusal) if refusal.status.is_full() => {
-                let requests: Vec<RangeRequest> = entries.iter().map(read).collect();
-                try_join_all(requests.iter().map(|request| self.range(request))).await?
-            }
-            Err(refusal) => return Err(refusal),
-        };
-        let is_same = |(entry, range): (&&Stored, &RangeResponse)| {
-            let version = range.kvs.first().map(|kv| kv.mod_revision);
-            version == Some(entry.version)
-        };
-        Ok(entries.iter().zip(&ranges).map(is_same).collect())
     }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::client::{Access, Login};
+use super::client::Access;
 use super::layout::Layout;
 use crate::engine::Settings;
-use crate::engine::entries::target::{Rule, Server, Target, addresses};
+use crate::engine::entries::target::{Rule, Servers, Target};
 use crate::error::LockError;
 
 pub(super) const RULE: Rule = Rule {
@@ -17,29 +17,15 @@ pub(super) const RULE: Rule = Rule {
 const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A parsed `zookeeper://` URL.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ZookeeperConfig {
-    pub(super) servers: Vec<Server>,
-    pub(super) login: Login,
+    pub(in crate::engine) servers: Servers,
+    /// The session timeout that is asked for.
+    pub(super) session_timeout: Duration,
     pub(super) layout: Layout,
 }
 
-impl std::fmt::Debug for ZookeeperConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { servers, layout, .. } = self;
-        f.debug_struct("ZookeeperConfig")
-            .field("servers", servers)
-            .field("layout", layout)
-            .finish_non_exhaustive()
-    }
-}
-
 impl ZookeeperConfig {
-    /// Returns the servers for messages.
-    pub(in crate::engine) fn address(&self) -> String {
-        addresses(&self.servers)
-    }
-
     /// Parses `zookeeper://` and `zookeepers://`.
     ///
     /// # Errors
@@ -58,26 +44,15 @@ impl ZookeeperConfig {
         if chroot == "/zookeeper" || chroot.starts_with("/zookeeper/") {
             return Err(RULE.broken("a URL whose path is the server's own /zookeeper"));
         }
-        let digest = target
-            .login
-            .as_ref()
-            .map(|(user, password)| format!("{user}:{password}").into());
+        let has_login = target.servers.login.is_some();
         Ok(ZookeeperConfig {
-            servers: target.servers,
             layout: Layout {
                 chroot: chroot.to_owned(),
                 prefix: settings.key_prefix.clone().unwrap_or_default(),
-                access: if digest.is_some() {
-                    Access::Creator
-                } else {
-                    Access::Everyone
-                },
+                access: if has_login { Access::Creator } else { Access::Everyone },
             },
-            login: Login {
-                tls: target.tls,
-                digest,
-                session_timeout: settings.session_timeout.unwrap_or(SESSION_TIMEOUT),
-            },
+            servers: target.servers,
+            session_timeout: settings.session_timeout.unwrap_or(SESSION_TIMEOUT),
         })
     }
 }
@@ -94,21 +69,20 @@ mod tests {
     #[test]
     fn urls_are_parsed() {
         let config = parse("zookeeper://us%40er:p%3Aw@h1,h2:2182/a/b/").unwrap();
-        let servers: Vec<_> = config.servers.iter().map(ToString::to_string).collect();
-        assert_eq!(servers, ["h1:2181", "h2:2182"]);
+        assert_eq!(config.servers.to_string(), "h1:2181, h2:2182");
         assert_eq!(config.layout.chroot, "/a/b");
         assert_eq!(config.layout.access, Access::Creator);
-        assert_eq!(config.login.digest.as_deref(), Some("us@er:p:w"));
-        assert_eq!(config.login.session_timeout, Duration::from_secs(10));
+        assert_eq!(config.servers.login, Some(("us@er".into(), "p:w".into())));
+        assert_eq!(config.session_timeout, Duration::from_secs(10));
         assert!(!format!("{config:?}").contains("p:w"));
         let plain = parse("zookeeper://[::1]").unwrap();
         assert_eq!(
             (plain.layout.chroot.as_str(), plain.layout.access),
             ("", Access::Everyone)
         );
-        assert!(plain.login.tls.is_none());
+        assert!(plain.servers.tls.is_none());
         let secure = parse("zookeepers://h").unwrap();
-        assert!(secure.servers[0].port == 2281 && secure.login.tls.is_some());
+        assert!(secure.servers.list[0].port == 2281 && secure.servers.tls.is_some());
     }
 
     #[test]

@@ -7,9 +7,6 @@ use crate::model::{Key, OwnerToken};
 
 /// The digits of the number that the server appends to the name of an entry.
 const NUMBER_DIGITS: usize = 10;
-/// The positions of the hyphens in a UUID.
-const HYPHENS: [usize; 4] = [8, 13, 18, 23];
-const UUID_LENGTH: usize = 36;
 
 /// The paths of an engine.
 #[derive(Debug, Clone)]
@@ -73,17 +70,11 @@ impl Child {
             return None;
         }
         let number = digits.parse().ok()?;
-        let owner = name.strip_prefix("_c_").and_then(|rest| {
-            let (uuid, rest) = rest.split_at_checked(UUID_LENGTH)?;
-            let is_hyphen = |(index, byte): (usize, u8)| (byte == b'-') == HYPHENS.contains(&index);
-            if !rest.starts_with("-lock-") || !uuid.bytes().enumerate().all(is_hyphen) {
-                return None;
-            }
-            OwnerToken::parse(&uuid.replace('-', "")).ok()
-        });
+        let uuid = name.strip_prefix("_c_").and_then(|rest| rest.split_once("-lock-"));
+        let owner = uuid.and_then(|(uuid, _)| OwnerToken::parse(&uuid.replace('-', "")).ok());
         Some(Child {
             name: name.to_owned(),
-            owner,
+            owner: owner.filter(|owner| name.starts_with(&Child::prefix_of(owner))),
             number,
         })
     }
@@ -97,15 +88,8 @@ impl Child {
 
     /// Returns the name of a new entry, without the number that the server appends.
     pub(super) fn prefix_of(owner: &OwnerToken) -> String {
-        let digits = owner.as_str();
-        let mut name = "_c_".to_owned();
-        for (index, digit) in digits.chars().enumerate() {
-            if [8, 12, 16, 20].contains(&index) {
-                name.push('-');
-            }
-            name.push(digit);
-        }
-        name + "-lock-"
+        let [one, two, three, four, five] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|digits| &owner.as_str()[digits]);
+        format!("_c_{one}-{two}-{three}-{four}-{five}-lock-")
     }
 
     /// Returns the name of an entry of another owner in the same place.

@@ -33,9 +33,12 @@ pub(super) async fn connect(config: ZookeeperConfig) -> Result<Arc<EntryEngine>>
 
 async fn open(config: ZookeeperConfig) -> Result<(Arc<Zookeeper>, EntryEngine)> {
     let failed = |failure: Failure| failure.of(store::NAME, "connect");
-    let client = Client::connect(config.servers, config.login).await.map_err(failed)?;
+    let client = Client::connect(config.servers, config.session_timeout)
+        .await
+        .map_err(failed)?;
     let create = |local| Zookeeper::new(client, config.layout, local);
     let (store, engine) = EntryEngine::new(create, CancellationToken::new());
-    store.create_chroot().await.map_err(failed)?;
+    let chroot = store.chroot().await.map_err(|refusal| store.failure(refusal));
+    chroot.map_err(failed)?;
     Ok((store, engine))
 }

@@ -13,6 +13,7 @@ const ROUNDS: usize = 5;
 type Children = (Vec<Child>, u64);
 
 impl Zookeeper {
+    /// Creates the path of the URL, if it is missing.
     pub(super) async fn chroot(&self) -> Answer<()> {
         let chroot = self.layout.chroot.as_str();
         match self.client.call(Request::exists(self.layout.root())).await {
@@ -53,7 +54,7 @@ impl Zookeeper {
     /// Returns a read of the entries of several names at one point in time.
     pub(super) fn read(&self, names: &[Key]) -> Request {
         let folders = names.iter().map(|name| self.layout.folder(name));
-        let reads = folders.flat_map(|folder| [Request::children_only(&folder), Request::data(&folder)]);
+        let reads = folders.flat_map(|folder| [Request::children(&folder), Request::data(&folder)]);
         Request::multi_read(&reads.collect::<Vec<_>>())
     }
 
@@ -94,16 +95,17 @@ impl Zookeeper {
                 }
             }
             wanted.dedup();
-            let is_known = |(name, child): &(&Key, &Child)| {
-                let is_it = |entry: &Stored| entry.name == **name && *entry.id == *child.name;
-                known.iter().find(|entry| is_it(entry)).cloned()
+            let find = |entries: &[Stored], name: &Key, child: &Child| {
+                let is_it = |entry: &&Stored| entry.name == *name && *entry.id == *child.name;
+                entries.iter().find(is_it).cloned()
             };
-            let unknown: Vec<_> = wanted.iter().filter(|wanted| is_known(wanted).is_none()).collect();
+            let is_unknown = |(name, child): &(&Key, &Child)| find(known, name, child).is_none();
+            let unknown: Vec<_> = wanted.into_iter().filter(is_unknown).collect();
             let reads: Vec<_> = unknown
                 .iter()
                 .map(|(name, child)| Request::data(&self.layout.entry(name, &child.name)))
                 .collect();
-            let mut entries: Vec<Stored> = wanted.iter().filter_map(is_known).collect();
+            let mut entries = known.to_vec();
             if !reads.is_empty() {
                 let parts = self.client.call(Request::multi_read(&reads)).await?.parts()?;
                 for ((name, child), part) in unknown.into_iter().zip(parts) {
@@ -116,13 +118,9 @@ impl Zookeeper {
                     }
                 }
             }
-            if entries.len() == wanted.len() {
+            if entries.len() == known.len() + reads.len() {
                 let seen = names.iter().zip(&found).map(|(name, (children, at))| {
-                    let entry = |child: Option<&Child>| {
-                        let child = child?;
-                        let is_it = |entry: &&Stored| entry.name == *name && *entry.id == *child.name;
-                        entries.iter().find(is_it).cloned()
-                    };
+                    let entry = |child: Option<&Child>| find(&entries, name, child?);
                     Seen {
                         at: *at,
                         oldest: entry(children.first()),
@@ -237,7 +235,7 @@ impl Zookeeper {
         let read = self.client.call(Request::children(self.layout.root()));
         synced.await?;
         match read.await {
-            Ok(reply) => Ok(reply.children()?.0),
+            Ok(reply) => Ok(reply.children()?),
             Err(Refusal::Refused(code::NO_NODE)) => Ok(Vec::new()),
             Err(refusal) => Err(refusal),
         }

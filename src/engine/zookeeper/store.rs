@@ -1,13 +1,11 @@
 //! The entries of claims as nodes.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc::unbounded_channel;
-use tokio::time::timeout;
 
 use super::client::{self, Client, Failure as Refusal, Part, Request, code};
 use super::error::failure;
@@ -26,12 +24,6 @@ pub(super) struct Zookeeper {
     local: Arc<LocalEntries>,
     /// The number of the last message that a mirror depends on.
     revision: Arc<AtomicU64>,
-}
-
-impl fmt::Debug for Zookeeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.client.fmt(f)
-    }
 }
 
 impl Zookeeper {
@@ -59,12 +51,7 @@ impl Zookeeper {
         }
     }
 
-    /// Creates the path of the URL, if it is missing.
-    pub(super) async fn create_chroot(&self) -> Outcome<()> {
-        self.chroot().await.map_err(|refusal| self.failure(refusal))
-    }
-
-    fn failure(&self, refusal: impl Into<Refusal>) -> Failure {
+    pub(super) fn failure(&self, refusal: impl Into<Refusal>) -> Failure {
         failure(refusal.into(), &self.client.address())
     }
 
@@ -83,7 +70,7 @@ impl Zookeeper {
         });
         let (watched, local, revision) = (name.clone(), self.local.clone(), self.revision.clone());
         self.client.call_in_order(Request::children(&folder), move |answer| {
-            let names = match answer.and_then(|reply| Ok(reply.children()?.0)) {
+            let names = match answer.and_then(|reply| Ok(reply.children()?)) {
                 Ok(names) => names,
                 // The server has removed the empty folder.
                 Err(Refusal::Refused(code::NO_NODE)) => Vec::new(),
@@ -201,15 +188,13 @@ impl Store for Zookeeper {
         }
     }
 
-    async fn names(&self, prefix: &str, page_timeout: Duration) -> Option<Outcome<Vec<Key>>> {
-        let folders = timeout(page_timeout, self.folders()).await.ok()?;
-        let folders = folders.map_err(|refusal| self.failure(refusal));
-        Some(folders.map(|folders| {
-            let names = folders.iter().filter_map(|folder| self.layout.name_of(folder));
-            let mut names: Vec<Key> = names.filter(|name| name.as_str().starts_with(prefix)).collect();
-            names.sort();
-            names
-        }))
+    async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>> {
+        let reading = async { self.folders().await.map_err(|refusal| self.failure(refusal)) };
+        let folders = Failure::after(page_timeout, self.address(), reading).await?;
+        let names = folders.iter().filter_map(|folder| self.layout.name_of(folder));
+        let mut names: Vec<Key> = names.filter(|name| name.as_str().starts_with(prefix)).collect();
+        names.sort();
+        Ok(names)
     }
 
     /// A watch that ends with its connection is opened again on the next one.

@@ -9,11 +9,10 @@ use futures_util::FutureExt;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{Method, Request, Version};
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::framing::{Frames, MAX_MESSAGE};
+use super::framing::Frames;
 use super::liveness::{HEALTH, close_when_silent};
 use super::status::Status;
 use crate::clock::Moment;
@@ -31,11 +30,7 @@ pub(in crate::engine::etcd) struct Connection {
 
 pub(super) struct State {
     pub closed: CancellationToken,
-    requests: Mutex<Requests>,
-    /// A request was answered.
-    answered: Notify,
-    /// There are requests.
-    pub begun: Notify,
+    requests: watch::Sender<Requests>,
     /// It was closed because the server did not answer.
     pub is_silent: AtomicBool,
 }
@@ -50,7 +45,16 @@ struct Requests {
 impl State {
     /// Returns when the oldest request without an answer was sent.
     pub(super) fn oldest(&self) -> Option<Moment> {
-        self.requests.lock().sent.values().next().map(|(sent, _)| *sent)
+        self.requests.borrow().sent.values().next().map(|(sent, _)| *sent)
+    }
+
+    /// Waits until there is a request without an answer.
+    pub(super) async fn begun(&self) {
+        let _ = self
+            .requests
+            .subscribe()
+            .wait_for(|requests| !requests.sent.is_empty())
+            .await;
     }
 }
 
@@ -59,8 +63,9 @@ struct Sent(Arc<State>, u64);
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        self.0.requests.lock().sent.remove(&self.1);
-        self.0.answered.notify_waiters();
+        self.0
+            .requests
+            .send_modify(|requests| _ = requests.sent.remove(&self.1));
     }
 }
 
@@ -82,9 +87,7 @@ impl Connection {
             .map_err(|error| broken(&error))?;
         let state = Arc::new(State {
             closed: CancellationToken::new(),
-            requests: Mutex::default(),
-            answered: Notify::new(),
-            begun: Notify::new(),
+            requests: watch::Sender::default(),
             is_silent: AtomicBool::new(false),
         });
         let closed = state.closed.clone();
@@ -135,14 +138,24 @@ impl Connection {
         request.body(()).map_err(|error| Status::Wrong(error.to_string()))
     }
 
-    async fn begin(&self, path: &str, token: Option<&str>) -> Result<(SendRequest<Bytes>, Request<()>), Status> {
-        let request = self.request(path, token)?;
-        let ready = self.sender.clone().ready();
+    /// Waits until a request can be sent.
+    async fn ready(&self) -> Result<SendRequest<Bytes>, Status> {
         tokio::select! {
             biased;
             () = self.state.closed.cancelled() => Err(closed()),
-            sender = ready => Ok((sender.map_err(|error| broken(&error))?, request)),
+            sender = self.sender.clone().ready() => sender.map_err(|error| broken(&error)),
         }
+    }
+
+    fn begin(&self, mut sender: SendRequest<Bytes>, path: &str, token: Option<&str>) -> Result<Stream, Status> {
+        let request = self.request(path, token)?;
+        let (answer, sender) = sender.send_request(request, false).map_err(|error| broken(&error))?;
+        Ok(Stream {
+            sender,
+            receiver: Receiver::Opening(answer),
+            frames: Frames::default(),
+            closed: self.state.closed.clone(),
+        })
     }
 
     /// Makes a request with one message and one answer, which is awaited even when this future is dropped. `attempt`: the claim of an
@@ -154,30 +167,20 @@ impl Connection {
         message: Bytes,
         attempt: Option<&Claim>,
     ) -> Result<BytesMut, Status> {
-        let (mut sender, request) = self.begin(path, token).await?;
+        let sender = self.ready().await?;
         attempt.inspect(|claim| claim.mark_sent());
-        let sent = {
-            let mut requests = self.state.requests.lock();
+        let mut sent = Sent(self.state.clone(), 0);
+        self.state.requests.send_modify(|requests| {
             requests.last += 1;
-            let number = requests.last;
-            if requests.sent.is_empty() {
-                self.state.begun.notify_one();
-            }
+            sent.1 = requests.last;
             let owner = attempt.map(|claim| claim.owner.clone());
-            requests.sent.insert(number, (Moment::now(), owner));
-            Sent(self.state.clone(), number)
-        };
-        let (answer, mut stream) = sender.send_request(request, false).map_err(|error| broken(&error))?;
-        stream.send_data(message, true).map_err(|error| broken(&error))?;
+            requests.sent.insert(requests.last, (Moment::now(), owner));
+        });
+        let mut stream = self.begin(sender, path, token)?;
+        stream.send(message, true)?;
         let answering = async move {
-            let state = &sent.0;
-            let answer = tokio::select! {
-                biased;
-                answer = read_answer(answer) => answer,
-                () = state.closed.cancelled() => Err(closed()),
-            };
-            match answer {
-                Err(Status::Broken(_)) if state.is_silent.load(Relaxed) => {
+            match stream.only().await {
+                Err(Status::Broken(_)) if sent.0.is_silent.load(Relaxed) => {
                     Err(Status::Broken("the server did not answer".into()))
                 }
                 answer => answer,
@@ -188,28 +191,14 @@ impl Connection {
 
     /// Waits until no attempt of an owner is without an answer: etcd executes the requests of a connection in any order.
     pub(super) async fn answered(&self, owner: &OwnerToken) {
-        loop {
-            let answered = self.state.answered.notified();
-            tokio::pin!(answered);
-            answered.as_mut().enable();
-            let is_of = |(_, sent): &(Moment, Option<OwnerToken>)| sent.as_ref() == Some(owner);
-            if !self.state.requests.lock().sent.values().any(is_of) {
-                return;
-            }
-            answered.await;
-        }
+        let is_of = |(_, sent): &(Moment, Option<OwnerToken>)| sent.as_ref() == Some(owner);
+        let are_answered = |requests: &Requests| !requests.sent.values().any(is_of);
+        let _ = self.state.requests.subscribe().wait_for(are_answered).await;
     }
 
     /// Opens a stream of messages in both directions.
     pub(super) async fn stream(&self, path: &str, token: Option<&str>) -> Result<Stream, Status> {
-        let (mut sender, request) = self.begin(path, token).await?;
-        let (answer, sender) = sender.send_request(request, false).map_err(|error| broken(&error))?;
-        Ok(Stream {
-            sender,
-            receiver: Receiver::Opening(answer),
-            frames: Frames::default(),
-            closed: self.state.closed.clone(),
-        })
+        self.begin(self.ready().await?, path, token)
     }
 }
 
@@ -233,15 +222,24 @@ enum Receiver {
 }
 
 impl Stream {
-    pub(super) fn send(&mut self, message: Bytes) -> Result<(), Status> {
-        self.sender.send_data(message, false).map_err(|error| broken(&error))
+    pub(super) fn send(&mut self, message: Bytes, is_last: bool) -> Result<(), Status> {
+        self.sender.send_data(message, is_last).map_err(|error| broken(&error))
     }
 
-    /// Waits for the next message. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> Result<BytesMut, Status> {
+    /// Waits for the only message of an answer.
+    async fn only(mut self) -> Result<BytesMut, Status> {
+        let message = self.next().await?.ok_or_else(|| Status::protocol("no message"))?;
+        match self.next().await? {
+            None => Ok(message),
+            Some(_) => Err(Status::protocol("more than one message")),
+        }
+    }
+
+    /// Waits for the next message. `None`: there are no more. May be dropped and called again.
+    pub(super) async fn next(&mut self) -> Result<Option<BytesMut>, Status> {
         loop {
             if let Some(message) = self.frames.next()? {
-                return Ok(message);
+                return Ok(Some(message));
             }
             let more = async {
                 if let Receiver::Opening(answer) = &mut self.receiver {
@@ -252,33 +250,23 @@ impl Stream {
                 let Receiver::Open(body) = &mut self.receiver else {
                     return Err(closed());
                 };
-                match data(body).await? {
-                    Some(bytes) => Ok(bytes),
-                    None => Err(status_of(body).await?.err().unwrap_or_else(closed)),
+                let bytes = data(body).await?;
+                if bytes.is_none() {
+                    status_of(body).await??;
                 }
+                Ok(bytes)
             };
             let bytes = tokio::select! {
                 biased;
                 bytes = more => bytes?,
                 () = self.closed.cancelled() => return Err(closed()),
             };
-            self.frames.push(&bytes);
+            match bytes {
+                Some(bytes) => self.frames.push(&bytes),
+                None => return Ok(None),
+            }
         }
     }
-}
-
-async fn read_answer(answer: ResponseFuture) -> Result<BytesMut, Status> {
-    let (head, mut body) = answer.await.map_err(|error| broken(&error))?.into_parts();
-    checked(&head)?;
-    let mut frames = Frames::default();
-    while let Some(bytes) = data(&mut body).await? {
-        frames.push(&bytes);
-        if frames.len() > 2 * MAX_MESSAGE {
-            return Err(Status::protocol("more than one message"));
-        }
-    }
-    status_of(&mut body).await??;
-    frames.next()?.ok_or_else(|| Status::protocol("no message"))
 }
 
 /// Reads the next bytes of a body. `None`: it has ended.
@@ -322,6 +310,6 @@ fn broken(error: &h2::Error) -> Status {
     Status::Broken(format!("the connection broke: {error}"))
 }
 
-fn closed() -> Status {
+pub(super) fn closed() -> Status {
     Status::Broken("the connection was closed".into())
 }

@@ -6,7 +6,7 @@ use prost::Message;
 use super::status::Status;
 
 /// The largest message that is accepted from a server: more than a range of 1000 entries with large metadata.
-pub(super) const MAX_MESSAGE: usize = 16 << 20;
+const MAX_MESSAGE: usize = 16 << 20;
 const HEADER: usize = 5;
 
 /// Returns a message as a frame.
@@ -27,10 +27,6 @@ pub(super) struct Frames(BytesMut);
 impl Frames {
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
     }
 
     /// Takes the next message. `None`: it is not complete.

@@ -36,7 +36,7 @@ pub(super) async fn close_when_silent(
         let pause = async {
             match oldest {
                 Some(_) => tokio::time::sleep(TICK).await,
-                None => state.begun.notified().await,
+                None => state.begun().await,
             }
         };
         tokio::select! {

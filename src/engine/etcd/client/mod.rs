@@ -13,16 +13,17 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, StreamExt, TryFutureExt};
 use parking_lot::Mutex;
 use prost::Message;
+use tokio::time::timeout;
 
-use self::connection::{Connection, Stream};
+use self::connection::{Connection, Stream, closed};
 use self::framing::{decoded, encoded};
 use self::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
 pub(super) use self::status::Status;
-use super::config::EtcdConfig;
 use crate::engine::entries;
+use crate::engine::entries::target::Servers;
 use crate::model::{Claim, OwnerToken};
 
 /// The delay before the next member is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
@@ -41,6 +42,16 @@ pub(super) struct Failure {
     is_sent: bool,
 }
 
+impl Failure {
+    fn not_sent(status: Status, address: String) -> Self {
+        Failure {
+            status,
+            address,
+            is_sent: false,
+        }
+    }
+}
+
 pub(super) type Outcome<T> = Result<T, Failure>;
 
 impl From<Failure> for entries::Failure {
@@ -53,11 +64,11 @@ impl From<Failure> for entries::Failure {
     }
 }
 
-type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, (Status, String)>>>;
+type Opening = Shared<BoxFuture<'static, Outcome<Arc<Connection>>>>;
 
 /// A client. It opens a connection with its first request, and another one when that is lost.
 pub(super) struct Client {
-    config: Arc<EtcdConfig>,
+    servers: Arc<Servers>,
     state: Mutex<State>,
     /// Held during a login.
     login: tokio::sync::Mutex<()>,
@@ -75,11 +86,11 @@ struct State {
 }
 
 impl Client {
-    pub(super) fn new(config: Arc<EtcdConfig>) -> Self {
+    pub(super) fn new(servers: Servers) -> Self {
         // The processes distribute themselves over the members.
-        let first = fastrand::usize(..config.servers.len());
+        let first = fastrand::usize(..servers.list.len());
         Client {
-            config,
+            servers: Arc::new(servers),
             state: Mutex::new(State {
                 first,
                 ..State::default()
@@ -90,7 +101,7 @@ impl Client {
 
     /// Returns the members for messages.
     pub(super) fn address(&self) -> String {
-        self.config.address()
+        self.servers.to_string()
     }
 
     /// Makes a request. `attempt`: the claim of an attempt, which is marked as sent.
@@ -135,25 +146,18 @@ impl Client {
     }
 
     /// Opens the stream of watches.
-    pub(super) async fn watch(&self) -> Outcome<WatchStream> {
+    pub(super) async fn watch(&self) -> Outcome<WatchStream<'_>> {
         let connection = self.connection().await?;
         let token = self.token(&connection).await?;
         match connection.stream(WATCH, token.as_deref()).await {
             Ok(stream) => Ok(WatchStream {
+                client: self,
                 stream,
                 connection,
                 token,
             }),
             Err(status) => Err(self.failed(&connection, status)),
         }
-    }
-
-    /// Handles the failure of a stream.
-    pub(super) fn watch_failed(&self, stream: WatchStream, status: Status) -> Failure {
-        if status.needs_login() {
-            self.forget_token(stream.token.as_ref());
-        }
-        self.failed(&stream.connection, status)
     }
 
     /// Closes the connection. Later requests fail.
@@ -175,10 +179,10 @@ impl Client {
             }
             if state.is_closed {
                 let status = Status::Broken("the service is closed".into());
-                return Err(self.not_sent(status, self.config.address()));
+                return Err(Failure::not_sent(status, self.address()));
             }
             let open = || {
-                let opening = open(self.config.clone(), state.first).boxed().shared();
+                let opening = open(self.servers.clone(), state.first).boxed().shared();
                 tokio::spawn(opening.clone().map(drop).boxed());
                 opening
             };
@@ -195,20 +199,12 @@ impl Client {
             }
         }
         drop(state);
-        opened.map_err(|(status, address)| self.not_sent(status, address))
-    }
-
-    fn not_sent(&self, status: Status, address: String) -> Failure {
-        Failure {
-            status,
-            address,
-            is_sent: false,
-        }
+        opened
     }
 
     /// Leaves a member that has failed, if there is another one.
     fn failed(&self, connection: &Arc<Connection>, status: Status) -> Failure {
-        let servers = &self.config.servers;
+        let servers = &self.servers.list;
         if status.is_of_member() {
             let mut state = self.state.lock();
             let is_current = state
@@ -232,7 +228,7 @@ impl Client {
 
     /// Returns the token of the login. `None`: there is no login in the URL.
     async fn token(&self, connection: &Arc<Connection>) -> Outcome<Option<Arc<str>>> {
-        let Some((name, password)) = &self.config.login else {
+        let Some((name, password)) = &self.servers.login else {
             return Ok(None);
         };
         let known = || self.state.lock().token.clone();
@@ -270,54 +266,61 @@ impl Client {
 }
 
 /// Connects to the first member that answers, beginning with the one at `first`.
-async fn open(config: Arc<EtcdConfig>, first: usize) -> Result<Arc<Connection>, (Status, String)> {
-    let count = config.servers.len();
-    let mut waiting = (0..count).filter_map(|index| config.servers.get((first % count + index) % count));
+async fn open(servers: Arc<Servers>, first: usize) -> Outcome<Arc<Connection>> {
+    let count = servers.list.len();
+    let mut waiting = (0..count).filter_map(|index| servers.list.get((first % count + index) % count));
     let mut attempts = FuturesUnordered::new();
-    let mut failed = None;
-    let mut has_more = true;
+    let mut failed: Option<Failure> = None;
     loop {
-        match waiting.next() {
-            Some(server) => {
-                let opening = Connection::open(server, config.tls.as_ref(), count == 1);
-                attempts.push(opening.map(move |opened| (server, opened)));
-            }
-            None => has_more = false,
+        let mut delay = Duration::MAX;
+        if let Some(server) = waiting.next() {
+            delay = ATTEMPT_DELAY;
+            let opening = Connection::open(server, servers.tls.as_ref(), count == 1);
+            attempts.push(opening.map_err(|status| Failure::not_sent(status, server.to_string())));
         }
-        tokio::select! {
-            biased;
-            Some((server, opened)) = attempts.next() => match opened {
-                Ok(connection) => return Ok(Arc::new(connection)),
-                Err(status) => {
-                    tracing::debug!(%server, %status, "cannot connect");
-                    // A permanent error only if no member has another one.
-                    let is_kept = matches!((&failed, &status), (Some((Status::Broken(_), _)), Status::Wrong(_)));
-                    if !is_kept {
-                        failed = Some((status, server.to_string()));
-                    }
+        match timeout(delay, attempts.next()).await {
+            // The next member is tried, too.
+            Err(_) => {}
+            Ok(Some(Ok(connection))) => return Ok(Arc::new(connection)),
+            Ok(Some(Err(failure))) => {
+                tracing::debug!(?failure, "cannot connect");
+                // A permanent error only if no member has another one.
+                if failure.status.is_passing() || failed.as_ref().is_none_or(|failed| !failed.status.is_passing()) {
+                    failed = Some(failure);
                 }
-            },
-            () = tokio::time::sleep(ATTEMPT_DELAY), if has_more => {}
-            else => break,
+            }
+            Ok(None) => break,
         }
     }
-    Err(failed.unwrap_or_else(|| (Status::Broken("no server".into()), config.address())))
+    Err(failed.unwrap_or_else(|| Failure::not_sent(Status::Broken("no server".into()), servers.to_string())))
 }
 
 /// The stream of watches.
-pub(super) struct WatchStream {
+pub(super) struct WatchStream<'c> {
+    client: &'c Client,
     stream: Stream,
     connection: Arc<Connection>,
     token: Option<Arc<str>>,
 }
 
-impl WatchStream {
-    pub(super) fn send(&mut self, request: &WatchRequest) -> Result<(), Status> {
-        self.stream.send(encoded(request))
+impl WatchStream<'_> {
+    pub(super) fn send(&mut self, request: &WatchRequest) -> Outcome<()> {
+        let sent = self.stream.send(encoded(request), false);
+        sent.map_err(|status| self.failed(status))
     }
 
     /// Waits for the next message. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> Result<WatchResponse, Status> {
-        decoded(self.stream.next().await?)
+    pub(super) async fn next(&mut self) -> Outcome<WatchResponse> {
+        let message = self.stream.next().await;
+        let message = message.and_then(|message| decoded(message.ok_or_else(closed)?));
+        message.map_err(|status| self.failed(status))
+    }
+
+    /// Handles the failure of the stream.
+    pub(super) fn failed(&self, status: Status) -> Failure {
+        if status.needs_login() {
+            self.client.forget_token(self.token.as_ref());
+        }
+        self.client.failed(&self.connection, status)
     }
 }

@@ -5,18 +5,18 @@ use std::fmt;
 use http::HeaderMap;
 
 /// Codes of gRPC (<https://grpc.github.io/grpc/core/md_doc_statuscodes.html>).
-const CANCELLED: u32 = 1;
-const UNKNOWN: u32 = 2;
 const INVALID_ARGUMENT: u32 = 3;
 const DEADLINE_EXCEEDED: u32 = 4;
 const NOT_FOUND: u32 = 5;
+const ALREADY_EXISTS: u32 = 6;
 const PERMISSION_DENIED: u32 = 7;
 const RESOURCE_EXHAUSTED: u32 = 8;
 const FAILED_PRECONDITION: u32 = 9;
 const ABORTED: u32 = 10;
-const OUT_OF_RANGE: u32 = 11;
+const UNIMPLEMENTED: u32 = 12;
 const INTERNAL: u32 = 13;
 const UNAVAILABLE: u32 = 14;
+const DATA_LOSS: u32 = 15;
 const UNAUTHENTICATED: u32 = 16;
 
 /// The failure of a request.
@@ -101,20 +101,14 @@ impl Status {
 
     /// Whether the same request may succeed later.
     pub(super) fn is_passing(&self) -> bool {
-        const PASSING: [u32; 9] = [
-            CANCELLED,
-            UNKNOWN,
-            OUT_OF_RANGE,
-            DEADLINE_EXCEEDED,
-            RESOURCE_EXHAUSTED,
-            ABORTED,
-            INTERNAL,
-            UNAVAILABLE,
-            UNAUTHENTICATED,
-        ];
         match self {
-            Status::Etcd { code, .. } => PASSING.contains(code) || self.is_lease_gone() || self.needs_login(),
-            Status::Broken(_) => true,
+            Status::Etcd {
+                code:
+                    INVALID_ARGUMENT | NOT_FOUND | ALREADY_EXISTS | PERMISSION_DENIED | FAILED_PRECONDITION | UNIMPLEMENTED
+                    | DATA_LOSS,
+                ..
+            } => self.is_lease_gone() || self.needs_login(),
+            Status::Etcd { .. } | Status::Broken(_) => true,
             Status::Wrong(_) => false,
         }
     }

@@ -84,7 +84,7 @@ where
 }
 
 pub(super) fn client(url: &str) -> Client {
-    Client::new(Arc::new(EtcdConfig::parse(url, &Settings::default()).unwrap()))
+    Client::new(EtcdConfig::parse(url, &Settings::default()).unwrap().servers)
 }
 
 trait Of {
@@ -294,7 +294,10 @@ async fn a_watch_that_is_cancelled_is_opened_again() {
     };
     let (own, other) = (entry(waiter.owner.as_str(), 2), entry("other", 1));
     let range = move |kvs: &[&KeyValue]| RangeResponse {
-        header: Some(Header { revision: 9 }),
+        header: Some(Header {
+            revision: 9,
+            raft_term: 0,
+        }),
         kvs: kvs.iter().copied().cloned().collect(),
         count: kvs.len() as i64,
         ..RangeResponse::default()
@@ -318,7 +321,10 @@ async fn a_watch_that_is_cancelled_is_opened_again() {
                 let reads = [range(&[&other]), range(&[&own])].map(OpAnswer::Range);
                 let responses = [entered].into_iter().chain(reads);
                 TxnResponse {
-                    header: Some(Header { revision: 2 }),
+                    header: Some(Header {
+                        revision: 2,
+                        raft_term: 0,
+                    }),
                     responses: responses.map(|answer| ResponseOp { op: Some(answer) }).collect(),
                     succeeded: false,
                 }

@@ -1,32 +1,20 @@
 //! Opens a connection to one server: TCP, TLS, the session, the login.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::jute::Malformed;
 use super::messages::{self, LOGIN, Request, code};
 use super::replies::{self, Connected};
 use crate::clock::Moment;
-use crate::engine::TlsFiles;
 use crate::engine::entries::Failure;
-use crate::engine::entries::target::{Io, Server};
+use crate::engine::entries::target::{Io, Server, Servers};
 
 /// The longest message of a server before the session is open.
 const MAX_GREETING: usize = 4096;
-
-/// What a connection needs besides its server.
-#[derive(Clone)]
-pub(in super::super) struct Login {
-    /// The TLS files, for `zookeepers://`.
-    pub tls: Option<TlsFiles>,
-    /// `user:password` of a digest login.
-    pub digest: Option<Arc<str>>,
-    /// The session timeout that is asked for.
-    pub session_timeout: Duration,
-}
 
 /// A session as it is moved to another connection.
 #[derive(Clone, Default)]
@@ -47,33 +35,28 @@ pub(super) struct Connection {
     pub answered: Moment,
 }
 
-pub(super) enum Opened {
-    Connection(Box<Connection>),
-    /// The session has expired.
-    Expired,
-}
-
-/// Opens a connection, and a session or the one of `key`.
-pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Result<Opened, Failure> {
-    let mut stream = server.connect(login.tls.as_ref(), None).await?;
-    let timeout_ms = i32::try_from(login.session_timeout.as_millis()).unwrap_or(i32::MAX);
+/// Opens a connection, and a session or the one of `key`. `None`: that one has expired.
+pub(super) async fn open(
+    server: &Server,
+    Servers { login, tls, .. }: &Servers,
+    session_timeout: Duration,
+    key: &SessionKey,
+) -> Result<Option<Connection>, Failure> {
+    let mut stream = server.connect(tls.as_ref(), None).await?;
+    let timeout_ms = i32::try_from(session_timeout.as_millis()).unwrap_or(i32::MAX);
     let request = messages::connect(key.last_zxid, timeout_ms, key.id, &key.password);
     let sent = Moment::now();
     let frame = ask(&mut stream, &request)
         .await
-        .map_err(|error| greeting(&error, login))?;
+        .map_err(|error| greeting(&error, tls.is_some()))?;
     let answered = Moment::now();
-    let Connected {
-        timeout_ms,
-        id,
-        password,
-    } = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
-    if timeout_ms == 0 {
-        return Ok(Opened::Expired);
+    let connected = Connected::parse(&frame).map_err(|Malformed| no_zookeeper())?;
+    if connected.timeout_ms == 0 {
+        return Ok(None);
     }
-    if let Some(digest) = &login.digest {
-        let mut request = Vec::new();
-        Request::login(digest).write(LOGIN, &mut request);
+    if let Some((user, password)) = login {
+        let mut request = BytesMut::new();
+        Request::login(user, password).write(LOGIN, &mut request);
         let refused = "the login was refused: check the user and the password of the URL";
         let frame = ask(&mut stream, &request).await;
         let frame = frame.map_err(|error| failed("no answer to the login", &error))?;
@@ -85,17 +68,17 @@ pub(super) async fn open(server: &Server, login: &Login, key: &SessionKey) -> Re
             _ => return Err(no_zookeeper()),
         }
     }
-    Ok(Opened::Connection(Box::new(Connection {
+    Ok(Some(Connection {
         stream,
         session: SessionKey {
-            id,
-            password,
+            id: connected.id,
+            password: connected.password,
             last_zxid: key.last_zxid,
         },
-        timeout: Duration::from_millis(timeout_ms.into()),
+        timeout: Duration::from_millis(connected.timeout_ms.into()),
         sent,
         answered,
-    })))
+    }))
 }
 
 /// Sends one message on a new connection, and reads one frame.
@@ -116,14 +99,14 @@ fn failed(what: &str, error: &io::Error) -> Failure {
 }
 
 /// Describes a server that did not open a session.
-fn greeting(error: &io::Error, login: &Login) -> Failure {
+fn greeting(error: &io::Error, has_tls: bool) -> Failure {
     if error.kind() == io::ErrorKind::InvalidData {
         return no_zookeeper();
     }
-    // TLS 1.3: the server checks the client's certificate after the handshake of the client.
-    let certificate = match login.tls {
-        Some(_) => "require a client certificate (tls.certFile, tls.keyFile), ",
-        None => "",
+    let certificate = match has_tls {
+        // TLS 1.3: the server checks the client's certificate after the handshake of the client.
+        true => "require a client certificate (tls.certFile, tls.keyFile), ",
+        false => "",
     };
     let text = format!(
         "the server opened no session ({error}): it may {certificate}have no quorum, have too many connections (maxClientCnxns), or \

@@ -1,5 +1,7 @@
 //! The requests of ZooKeeper's protocol that this engine uses. The numbers are those of `ZooDefs.java` and `KeeperException.java`.
 
+use bytes::BytesMut;
+
 use super::jute::Writer;
 
 /// The codes of a server's errors.
@@ -27,9 +29,7 @@ pub(super) mod op {
     pub(in super::super) const SET_DATA: i32 = 5;
     pub(in super::super) const GET_CHILDREN: i32 = 8;
     pub(in super::super) const SYNC: i32 = 9;
-    pub(in super::super) const GET_CHILDREN2: i32 = 12;
     pub(in super::super) const MULTI: i32 = 14;
-    pub(in super::super) const CREATE2: i32 = 15;
     pub(in super::super) const REMOVE_WATCHES: i32 = 18;
     pub(in super::super) const CREATE_CONTAINER: i32 = 19;
     pub(in super::super) const MULTI_READ: i32 = 22;
@@ -95,7 +95,7 @@ impl Request {
         let op = if kind == Kind::Container {
             op::CREATE_CONTAINER
         } else {
-            op::CREATE2
+            op::CREATE
         };
         Self::new(op, acl.int(kind as i32))
     }
@@ -117,13 +117,7 @@ impl Request {
         Self::new(op::SET_DATA, Writer::default().text(path).buffer(data).int(version))
     }
 
-    /// Reads the children of a node and its stat.
     pub(in super::super) fn children(path: &str) -> Self {
-        Self::new(op::GET_CHILDREN2, Writer::default().text(path).flag(false))
-    }
-
-    /// Reads the children of a node, in [`Request::multi_read`].
-    pub(in super::super) fn children_only(path: &str) -> Self {
         Self::new(op::GET_CHILDREN, Writer::default().text(path).flag(false))
     }
 
@@ -146,7 +140,7 @@ impl Request {
         Self::joined(op::MULTI, parts)
     }
 
-    /// Executes several reads at one point in time. The parts are [`Request::data`] and [`Request::children_only`].
+    /// Executes several reads at one point in time. The parts are [`Request::data`] and [`Request::children`].
     pub(in super::super) fn multi_read(parts: &[Request]) -> Self {
         Self::joined(op::MULTI_READ, parts)
     }
@@ -160,9 +154,9 @@ impl Request {
         Self::new(op, body.int(-1).flag(true).int(-1))
     }
 
-    pub(super) fn login(user_and_password: &str) -> Self {
+    pub(super) fn login(user: &str, password: &str) -> Self {
         let login = Writer::default().int(0).text("digest");
-        Self::new(op::AUTH, login.text(user_and_password))
+        Self::new(op::AUTH, login.text(&format!("{user}:{password}")))
     }
 
     pub(super) fn close() -> Self {
@@ -175,7 +169,7 @@ impl Request {
     }
 
     /// Appends the request with its number and its length.
-    pub(super) fn write(&self, number: i32, out: &mut Vec<u8>) {
+    pub(super) fn write(&self, number: i32, out: &mut BytesMut) {
         let head = Writer::default().int(self.length() as i32).int(number).int(self.op);
         out.extend(head.0);
         out.extend(&self.body);

@@ -15,7 +15,6 @@ mod session;
 mod tests;
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,13 +22,13 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::connection::Login;
 pub(super) use self::jute::Malformed;
 pub(super) use self::messages::{Access, Kind, Request, code};
 pub(super) use self::replies::{Change, Part, Reply, Stat};
+use self::session::Session;
 use super::super::entries::Failure as ConnectFailure;
 use crate::clock::Moment;
-use crate::engine::entries::target::Server;
+use crate::engine::entries::target::Servers;
 
 /// The longest request. A server closes the connection for a longer one (`jute.maxbuffer`, 1 MiB by default).
 pub(super) const MAX_REQUEST: usize = 1_000_000;
@@ -96,13 +95,12 @@ pub(super) struct SessionState {
 
 /// What the client and the task of its connection share.
 struct Shared {
-    servers: Vec<Server>,
-    login: Login,
+    servers: Servers,
+    /// The session timeout that is asked for.
+    session_timeout: Duration,
     queue: Mutex<Queue>,
     wake: Notify,
     state: watch::Sender<SessionState>,
-    /// The last attempt to connect, if it failed.
-    failure: watch::Sender<Option<ConnectFailure>>,
     events: OnceLock<EventSink>,
     /// The number of connections that have ended.
     ended_connections: watch::Sender<u64>,
@@ -123,23 +121,21 @@ struct Queue {
 
 impl Shared {
     fn send(&self, request: Request, sink: Sink, is_urgent: bool) {
-        let refusal = if request.length() > MAX_REQUEST {
-            Failure::TooLong
-        } else {
-            let mut queue = self.queue.lock();
-            if !queue.is_closed {
-                let pending = Pending { request, sink };
-                if is_urgent {
-                    queue.urgent.push_back(pending)
-                } else {
-                    queue.requests.push_back(pending)
-                }
-                drop(queue);
-                return self.wake.notify_one();
-            }
-            Failure::Closed
-        };
-        answer(sink, Err(refusal));
+        if request.length() > MAX_REQUEST {
+            return answer(sink, Err(Failure::TooLong));
+        }
+        let mut queue = self.queue.lock();
+        if queue.is_closed {
+            drop(queue);
+            return answer(sink, Err(Failure::Closed));
+        }
+        let pending = Pending { request, sink };
+        match is_urgent {
+            true => queue.urgent.push_back(pending),
+            false => queue.requests.push_back(pending),
+        }
+        drop(queue);
+        self.wake.notify_one();
     }
 }
 
@@ -156,20 +152,12 @@ pub(super) struct Client {
     shared: Arc<Shared>,
 }
 
-impl fmt::Debug for Client {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("servers", &self.shared.servers)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Client {
     /// Opens a session. Tries each server once.
     ///
     /// # Errors
     /// When no server opens a session.
-    pub(super) async fn connect(servers: Vec<Server>, login: Login) -> Result<Self, ConnectFailure> {
+    pub(super) async fn connect(servers: Servers, session_timeout: Duration) -> Result<Self, ConnectFailure> {
         let now = Moment::now();
         let shared = Arc::new(Shared {
             servers,
@@ -177,27 +165,25 @@ impl Client {
             wake: Notify::new(),
             state: watch::Sender::new(SessionState {
                 id: 0,
-                timeout: login.session_timeout,
+                timeout: session_timeout,
                 until: now,
                 longest: Duration::ZERO,
             }),
-            failure: watch::Sender::new(None),
             events: OnceLock::new(),
             ended_connections: watch::Sender::new(0),
             address: Mutex::default(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
-            login,
+            session_timeout,
         });
-        let (mut state, mut failure) = (shared.state.subscribe(), shared.failure.subscribe());
-        let client = Client { shared: shared.clone() };
-        tokio::spawn(Box::pin(session::run(shared)));
-        let failed = tokio::select! {
-            biased;
-            Ok(_) = state.wait_for(|state| state.id != 0) => None,
-            Ok(failed) = failure.wait_for(Option::is_some) => failed.clone(),
-        };
-        failed.map_or(Ok(client), Err)
+        let mut session = Session::new(shared.clone());
+        let connection = session.open().await?;
+        let mut state = shared.state.subscribe();
+        // Dropped with this future, it closes the session.
+        let client = Client { shared };
+        tokio::spawn(Box::pin(session.run(connection)));
+        let _ = state.wait_for(|state| state.id != 0).await;
+        Ok(client)
     }
 
     /// Sets the receiver of events. Called once, before the first watch.

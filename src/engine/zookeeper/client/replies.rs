@@ -115,9 +115,8 @@ impl Reply {
         reader.text().map(str::to_owned)
     }
 
-    pub(in super::super) fn children(&self) -> Result<(Vec<String>, Stat), Malformed> {
-        let mut reader = Reader(&self.body);
-        Ok((reader.texts()?, Stat::read(&mut reader)?))
+    pub(in super::super) fn children(&self) -> Result<Vec<String>, Malformed> {
+        Reader(&self.body).texts()
     }
 
     /// Reads the answers to the parts.
@@ -130,13 +129,7 @@ impl Reply {
                 return Ok(parts);
             }
             parts.push(match kind {
-                // The answer to a part that creates a node has the older form.
                 op::CREATE => Part::Created(reader.text()?.to_owned()),
-                op::CREATE2 => {
-                    let path = reader.text()?.to_owned();
-                    Stat::read(&mut reader)?;
-                    Part::Created(path)
-                }
                 op::DELETE => Part::Deleted,
                 op::SET_DATA => Part::Changed(Stat::read(&mut reader)?),
                 op::GET_DATA => {
@@ -186,7 +179,6 @@ mod tests {
     fn parts() -> Writer {
         let part = |writer: Writer, kind| writer.int(kind).flag(false).int(0);
         let writer = part(Writer::default(), op::CREATE).text("/a/b");
-        let writer = stat(part(writer, op::CREATE2).text("/a/b"));
         let writer = stat(part(part(writer, op::DELETE), op::SET_DATA));
         let writer = stat(part(writer, op::GET_DATA).buffer(b"{}"));
         let writer = part(writer, op::GET_CHILDREN).int(1).text("x");
@@ -195,10 +187,9 @@ mod tests {
 
     #[test]
     fn replies_are_read() {
-        let children = stat(Writer::default().int(2).text("a").text("b"));
-        assert_eq!(reply(children).children(), Ok((vec!["a".into(), "b".into()], STAT)));
+        let children = Writer::default().int(2).text("a").text("b");
+        assert_eq!(reply(children).children(), Ok(vec!["a".into(), "b".into()]));
         let expected = [
-            Part::Created("/a/b".into()),
             Part::Created("/a/b".into()),
             Part::Deleted,
             Part::Changed(STAT),
@@ -247,7 +238,7 @@ mod tests {
                 "{length}"
             );
         }
-        let children = stat(Writer::default().int(2).text("a").text("b")).0;
+        let children = Writer::default().int(2).text("a").text("b").0;
         for length in 0..children.len() {
             assert!(
                 reply(Writer(children[..length].to_vec())).children().is_err(),

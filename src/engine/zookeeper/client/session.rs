@@ -5,10 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::codec::{Decoder, LengthDelimitedCodec};
 
-use super::connection::{self, Connection, Opened, SessionKey};
+use super::connection::{self, Connection, SessionKey};
 use super::evidence::Evidence;
 use super::messages::{EVENT, Request, code};
 use super::replies::{self, Reply};
@@ -26,62 +28,10 @@ const SILENCE: Duration = Duration::from_millis(1500);
 /// The delays between attempts while no server can be reached.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
 
-/// How a connection has ended.
-enum End {
-    Closed,
-    Broken(Arc<str>),
-}
-
-struct Session {
+pub(super) struct Session {
     shared: Arc<Shared>,
     key: SessionKey,
     next_server: usize,
-}
-
-/// Keeps the client's connection until the client is closed.
-pub(super) async fn run(shared: Arc<Shared>) {
-    // All processes of a service would use the first server of their common list.
-    let next_server = fastrand::usize(..shared.servers.len());
-    let mut session = Session {
-        shared: shared.clone(),
-        key: SessionKey::default(),
-        next_server,
-    };
-    let mut backoff = RECONNECT;
-    let failure = loop {
-        let opened = tokio::select! {
-            biased;
-            () = shared.closing.cancelled() => break Failure::Closed,
-            opened = session.open() => opened,
-        };
-        match opened {
-            Ok(connection) => {
-                let began = Instant::now();
-                match session.serve(*connection).await {
-                    End::Closed => break Failure::Closed,
-                    End::Broken(why) => tracing::debug!(%why, address = %shared.address.lock(), "the connection broke"),
-                }
-                // A server may close each connection at once.
-                if began.elapsed() > Duration::from_secs(1) {
-                    backoff.reset();
-                    continue;
-                }
-            }
-            Err(failure) => {
-                fail_queued(&shared, &Failure::Unreachable(failure.clone()));
-                shared.failure.send_replace(Some(failure));
-            }
-        }
-        tokio::select! {
-            () = shared.closing.cancelled() => break Failure::Closed,
-            () = tokio::time::sleep(backoff.delay()) => {}
-        }
-    };
-    shared.queue.lock().is_closed = true;
-    fail_queued(&shared, &failure);
-    // Nothing is certain any more.
-    shared.state.send_modify(|state| state.id = 0);
-    shared.ended.cancel();
 }
 
 fn fail_queued(shared: &Shared, failure: &Failure) {
@@ -95,13 +45,57 @@ fn fail_queued(shared: &Shared, failure: &Failure) {
 }
 
 impl Session {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        // All processes of a service would use the first server of their common list.
+        let next_server = fastrand::usize(..shared.servers.list.len());
+        Session {
+            shared,
+            key: SessionKey::default(),
+            next_server,
+        }
+    }
+
+    /// Keeps the client's connection, `first` at first, until the client is closed.
+    pub(super) async fn run(mut self, first: Connection) {
+        let (shared, mut backoff) = (self.shared.clone(), RECONNECT);
+        let mut opened = Ok(first);
+        loop {
+            let mut delay = backoff.delay();
+            match opened {
+                Ok(connection) => {
+                    let began = Instant::now();
+                    match self.serve(connection).await {
+                        Ok(()) => break,
+                        Err(error) => tracing::debug!(%error, address = %shared.address.lock(), "the connection broke"),
+                    }
+                    // A server may close each connection at once.
+                    if began.elapsed() > Duration::from_secs(1) {
+                        backoff.reset();
+                        delay = Duration::ZERO;
+                    }
+                }
+                Err(failure) => fail_queued(&shared, &Failure::Unreachable(failure)),
+            }
+            opened = tokio::select! {
+                biased;
+                () = shared.closing.cancelled() => break,
+                opened = async { sleep(delay).await; self.open().await } => opened,
+            };
+        }
+        shared.queue.lock().is_closed = true;
+        fail_queued(&shared, &Failure::Closed);
+        // Nothing is certain any more.
+        shared.state.send_modify(|state| state.id = 0);
+        shared.ended.cancel();
+    }
+
     /// Connects to the first server that opens the session.
-    async fn open(&mut self) -> Result<Box<Connection>, ConnectFailure> {
+    pub(super) async fn open(&mut self) -> Result<Connection, ConnectFailure> {
         let mut failures: Vec<String> = Vec::new();
         let mut passes = false;
-        for _ in 0..self.shared.servers.len() {
-            let server = self.shared.servers[self.next_server].clone();
-            self.next_server = (self.next_server + 1) % self.shared.servers.len();
+        for _ in 0..self.shared.servers.list.len() {
+            let server = self.shared.servers.list[self.next_server].clone();
+            self.next_server = (self.next_server + 1) % self.shared.servers.list.len();
             *self.shared.address.lock() = server.to_string();
             match self.open_at(&server).await {
                 Ok(connection) => return Ok(connection),
@@ -114,16 +108,16 @@ impl Session {
         Err(ConnectFailure::not_sent(failures.join("; "), passes))
     }
 
-    async fn open_at(&mut self, server: &Server) -> Result<Box<Connection>, ConnectFailure> {
-        let login = &self.shared.login;
+    async fn open_at(&mut self, server: &Server) -> Result<Connection, ConnectFailure> {
+        let (servers, session_timeout) = (&self.shared.servers, self.shared.session_timeout);
         // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
-        let limit = silence(login.session_timeout) * if self.key.id == 0 { 2 } else { 1 };
+        let limit = silence(session_timeout) * if self.key.id == 0 { 2 } else { 1 };
         for _ in 0..2 {
-            let opened = timeout(limit, connection::open(server, login, &self.key)).await;
+            let opened = timeout(limit, connection::open(server, servers, session_timeout, &self.key)).await;
             match opened {
-                Ok(Ok(Opened::Connection(connection))) => return Ok(connection),
+                Ok(Ok(Some(connection))) => return Ok(connection),
                 // The server has closed that connection: the next one gets a new session.
-                Ok(Ok(Opened::Expired)) => {
+                Ok(Ok(None)) => {
                     self.key = SessionKey {
                         last_zxid: self.key.last_zxid,
                         ..SessionKey::default()
@@ -139,63 +133,46 @@ impl Session {
         Err(ConnectFailure::not_sent("the server opened no session", true))
     }
 
-    /// Uses a connection until it breaks or the client is closed.
-    async fn serve(&mut self, connection: Connection) -> End {
-        let Connection {
-            stream,
-            session,
-            timeout,
-            sent,
-            answered,
-        } = connection;
-        let has_moved = self.key.id == session.id;
-        let (evidence, until) = Evidence::new(timeout, sent, answered, has_moved);
-        self.key = session;
-        let state = SessionState {
-            id: self.key.id,
-            timeout,
-            until,
-            longest: timeout / 2,
-        };
+    /// Uses a connection until it breaks, which is an error, or the client is closed.
+    async fn serve(&mut self, connection: Connection) -> io::Result<()> {
+        let timeout = connection.timeout;
+        let has_moved = self.key.id == connection.session.id;
+        let (evidence, until) = Evidence::new(timeout, connection.sent, connection.answered, has_moved);
+        self.key = connection.session;
         let shared = self.shared.clone();
-        shared.state.send_modify(|current| {
-            // The same session on another connection.
-            let until = if current.id == state.id {
-                until.max(current.until)
-            } else {
-                until
-            };
-            let longest = state.longest.max(current.longest);
-            *current = SessionState {
-                until,
-                longest,
-                ..state
+        shared.state.send_modify(|state| {
+            *state = SessionState {
+                id: self.key.id,
+                timeout,
+                until: if has_moved { until.max(state.until) } else { until },
+                longest: state.longest.max(timeout / 2),
             };
         });
-        let (reader, writer) = tokio::io::split(stream);
+        let (reader, writer) = tokio::io::split(connection.stream);
         let mut link = Link {
             shared: &shared,
             last_zxid: &mut self.key.last_zxid,
-            session: state.id,
+            session: self.key.id,
             next_sync: Instant::now() + evidence.interval(),
             evidence,
             silence: silence(timeout),
             last_heard: Instant::now(),
             number: 0,
             in_flight: VecDeque::new(),
-            input: Vec::new(),
-            out: Vec::new(),
+            frames: LengthDelimitedCodec::builder().max_frame_length(MAX_REPLY).new_codec(),
+            input: BytesMut::new(),
+            out: BytesMut::new(),
         };
-        let end = link.run(reader, writer).await;
-        let why = match &end {
-            End::Broken(why) => why.clone(),
-            End::Closed => "the client was closed".into(),
+        let ended = link.run(reader, writer).await;
+        let why: Arc<str> = match &ended {
+            Err(error) => error.to_string().into(),
+            Ok(()) => "the client was closed".into(),
         };
         for (_, sink) in link.in_flight.drain(..) {
             answer(sink, Err(Failure::Broken(why.clone())));
         }
         shared.ended_connections.send_modify(|count| *count += 1);
-        end
+        ended
     }
 }
 
@@ -204,15 +181,10 @@ fn silence(session_timeout: Duration) -> Duration {
     SILENCE.min(session_timeout / 6)
 }
 
-/// Writes some bytes, or flushes if there are none.
-async fn write(writer: &mut WriteHalf<Box<dyn Io>>, out: &[u8]) -> io::Result<usize> {
-    if out.is_empty() {
-        return writer.flush().await.map(|()| 0);
-    }
-    match writer.write(out).await? {
-        0 => Err(io::ErrorKind::WriteZero.into()),
-        count => Ok(count),
-    }
+/// Writes bytes, and removes what is written. May be dropped and called again.
+async fn write(writer: &mut WriteHalf<Box<dyn Io>>, out: &mut BytesMut) -> io::Result<()> {
+    writer.write_all_buf(out).await?;
+    writer.flush().await
 }
 
 /// An open connection.
@@ -226,46 +198,39 @@ struct Link<'a> {
     last_heard: Instant,
     number: i32,
     in_flight: VecDeque<(i32, Sink)>,
-    input: Vec<u8>,
-    out: Vec<u8>,
+    frames: LengthDelimitedCodec,
+    input: BytesMut,
+    out: BytesMut,
 }
 
 impl Link<'_> {
-    async fn run(&mut self, mut reader: ReadHalf<Box<dyn Io>>, mut writer: WriteHalf<Box<dyn Io>>) -> End {
+    async fn run(&mut self, mut reader: ReadHalf<Box<dyn Io>>, mut writer: WriteHalf<Box<dyn Io>>) -> io::Result<()> {
         let mut is_flushed = true;
         loop {
             self.encode();
+            is_flushed &= self.out.is_empty();
             // Without requests the server owes no answer.
             let silent_at = (!self.in_flight.is_empty()).then(|| self.last_heard + self.silence);
             let timer = silent_at.map_or(self.next_sync, |at| at.min(self.next_sync));
-            let step: io::Result<()> = tokio::select! {
+            tokio::select! {
                 biased;
-                read = reader.read_buf(&mut self.input) => match read {
-                    Ok(0) => return End::Broken("the server closed the connection".into()),
-                    Ok(_) => {
-                        self.last_heard = Instant::now();
-                        match self.receive() {
-                            Ok(()) => Ok(()),
-                            Err(why) => return End::Broken(why.into()),
-                        }
+                read = reader.read_buf(&mut self.input) => {
+                    if read? == 0 {
+                        return Err(io::Error::other("the server closed the connection"));
                     }
-                    Err(error) => Err(error),
-                },
+                    self.last_heard = Instant::now();
+                    self.receive().map_err(io::Error::other)?;
+                }
                 () = self.shared.closing.cancelled() => {
                     self.close(&mut reader, &mut writer).await;
-                    return End::Closed;
+                    return Ok(());
                 }
-                written = write(&mut writer, &self.out), if !(self.out.is_empty() && is_flushed) => {
-                    written.map(|count| {
-                        is_flushed = self.out.is_empty();
-                        self.out.drain(..count);
-                    })
+                written = write(&mut writer, &mut self.out), if !is_flushed => {
+                    written?;
+                    is_flushed = true;
                 }
-                () = self.shared.wake.notified() => Ok(()),
-                () = sleep_until(timer) => Ok(()),
-            };
-            if let Err(error) = step {
-                return End::Broken(error.to_string().into());
+                () = self.shared.wake.notified() => {}
+                () = sleep_until(timer) => {}
             }
             let now = Instant::now();
             if now > timer + self.silence / 4 {
@@ -277,7 +242,8 @@ impl Link<'_> {
                 self.push(Request::sync("/"), Sink::Sync(Moment::now()));
             }
             if silent_at.is_some_and(|at| now >= at && self.last_heard + self.silence <= now) {
-                return End::Broken(format!("no answer within {} ms", self.silence.as_millis()).into());
+                let text = format!("no answer within {} ms", self.silence.as_millis());
+                return Err(io::Error::other(text));
             }
         }
     }
@@ -309,24 +275,12 @@ impl Link<'_> {
 
     /// Handles all frames that have arrived.
     fn receive(&mut self) -> Result<(), &'static str> {
-        let input = std::mem::take(&mut self.input);
-        let mut rest = &input[..];
-        while let Some((length, after)) = rest.split_first_chunk::<4>() {
-            let length = u32::from_be_bytes(*length) as usize;
-            if length > MAX_REPLY {
-                return Err("the server sent a message of more than 16 MiB");
-            }
-            let Some((frame, after)) = after.split_at_checked(length) else {
-                break;
-            };
-            self.handle(frame)?;
-            rest = after;
+        const TOO_LONG: &str = "the server sent a message of more than 16 MiB";
+        while let Some(frame) = self.frames.decode(&mut self.input).map_err(|_| TOO_LONG)? {
+            self.handle(&frame)?;
         }
-        let used = input.len() - rest.len();
-        self.input = input;
-        self.input.drain(..used);
         if self.input.is_empty() && self.input.capacity() > OUT_LIMIT {
-            self.input = Vec::new();
+            self.input = BytesMut::new();
         }
         Ok(())
     }
@@ -348,11 +302,8 @@ impl Link<'_> {
         if let (Sink::Sync(sent), code::OK) = (&sink, head.code)
             && let Some(until) = self.evidence.answered(*sent, Moment::now())
         {
-            self.shared.state.send_if_modified(|state| {
-                let is_later = until > state.until;
-                state.until = until.max(state.until);
-                is_later
-            });
+            let state = &self.shared.state;
+            state.send_modify(|state| state.until = until.max(state.until));
         }
         let reply = match head.code {
             code::OK => Ok(Reply {
@@ -373,10 +324,8 @@ impl Link<'_> {
     async fn close(&mut self, reader: &mut ReadHalf<Box<dyn Io>>, writer: &mut WriteHalf<Box<dyn Io>>) {
         self.encode();
         Request::close().write(0, &mut self.out);
-        let out = std::mem::take(&mut self.out);
         let closing = async {
-            writer.write_all(&out).await?;
-            writer.flush().await?;
+            write(writer, &mut self.out).await?;
             let mut rest = vec![0; 4096];
             while reader.read(&mut rest).await? > 0 {}
             io::Result::Ok(())

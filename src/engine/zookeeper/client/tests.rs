@@ -7,6 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::jute::Writer;
 use super::*;
+use crate::engine::entries::target::Server;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -60,13 +61,9 @@ async fn answer_all(stream: &mut TcpStream, code: i32) -> std::io::Result<()> {
     }
 }
 
-async fn connect(servers: Vec<Server>) -> Result<Client, ConnectFailure> {
-    let login = Login {
-        tls: None,
-        digest: None,
-        session_timeout: TIMEOUT,
-    };
-    Client::connect(servers, login).await
+async fn connect(list: Vec<Server>) -> Result<Client, ConnectFailure> {
+    let (login, tls) = (None, None);
+    Client::connect(Servers { list, login, tls }, TIMEOUT).await
 }
 
 #[tokio::test]
@@ -77,14 +74,14 @@ async fn a_server_that_is_none_is_named() {
     });
     let (http, closing) = (http.await, server(|_, _| async { Ok(()) }).await);
     let names = [http.to_string(), closing.to_string()];
-    let failure = connect(vec![http, closing]).await.unwrap_err();
+    let failure = connect(vec![http, closing]).await.err().unwrap();
     assert!(names.iter().all(|name| failure.text.contains(name)), "{failure:?}");
     assert!(failure.text.contains("the answer is none of ZooKeeper") && failure.text.contains("may have no quorum"));
     let nobody = Server {
         host: "127.0.0.1".into(),
         port: 1,
     };
-    let failure = connect(vec![nobody]).await.unwrap_err();
+    let failure = connect(vec![nobody]).await.err().unwrap();
     assert!(
         failure.passes && failure.text.contains("127.0.0.1:1: cannot connect"),
         "{failure:?}"

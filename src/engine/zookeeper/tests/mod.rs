@@ -7,12 +7,12 @@ mod waiters;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::client::{self, Client, Kind, Login, Request};
+use super::client::{self, Client, Kind, Request};
 use super::layout;
 use super::*;
 use crate::clock::Moment;
 use crate::engine::contract::PAGE;
-use crate::engine::entries::target::{Server, Target};
+use crate::engine::entries::target::{Servers, Target};
 use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
@@ -116,18 +116,10 @@ async fn handed_off(subscription: &mut Box<dyn Subscription>) {
 
 /// A client of another program at the same servers.
 async fn other_client(url: &str) -> Client {
-    client_of(servers(url), None).await
+    let timeout = Duration::from_secs(10);
+    Client::connect(servers(url), timeout).await.ok().unwrap()
 }
 
-fn servers(url: &str) -> Vec<Server> {
+fn servers(url: &str) -> Servers {
     Target::parse(url, &Settings::default(), &config::RULE).unwrap().servers
-}
-
-async fn client_of(servers: Vec<Server>, digest: Option<&str>) -> Client {
-    let login = Login {
-        tls: None,
-        digest: digest.map(Into::into),
-        session_timeout: Duration::from_secs(10),
-    };
-    Client::connect(servers, login).await.unwrap()
 }

@@ -30,7 +30,7 @@ pub(super) struct Proxy {
 impl Proxy {
     pub(super) async fn start(url: &str) -> Self {
         let (scheme, _) = url.split_once("://").unwrap();
-        let server = super::servers(url).remove(0).to_string();
+        let server = super::servers(url).list.remove(0).to_string();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let mode = Arc::new(watch::Sender::new(Mode::Forwards));

@@ -119,7 +119,7 @@ async fn entries_of_other_programs_count() {
     woken(&mut subscription).await;
     assert!(subscription.take_hand_off().is_some());
     // The recipe of the other program: it waits until its node is the first.
-    let (names, _) = other
+    let names = other
         .call(Request::children(&folder))
         .await
         .unwrap()
@@ -221,7 +221,7 @@ async fn ten_thousand_entries_of_one_name() {
     let info = engine.inspect(&key("n")).await.unwrap().unwrap();
     assert_eq!(info.waiting, Some(10_000));
     assert_eq!(engine.list("", PAGE).await.unwrap().len(), 1);
-    let (names, _) = other
+    let names = other
         .call(Request::children(&folder))
         .await
         .unwrap()
