@@ -12,6 +12,7 @@ mod store;
 mod tests;
 mod txn;
 
+use std::slice;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -34,9 +35,16 @@ pub(super) async fn connect(config: EtcdConfig) -> Result<Arc<EntryEngine>> {
 
 async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
     let running = CancellationToken::new();
+    let mut members = config.servers.len();
     let (store, engine) = EntryEngine::new(|local| Etcd::new(config, local), running.clone());
     let name = Key::new("connect").map_err(|error| EngineError::new(store::NAME, "connect", false, error))?;
-    let read = store.look(&[name], None).await;
+    let read = loop {
+        match store.look(slice::from_ref(&name), None).await {
+            // A member without a leader: the next request goes to another one.
+            Err(failure) if failure.is_sent && failure.passes && members > 1 => members -= 1,
+            read => break read,
+        }
+    };
     read.map_err(|failure| failure.of(store::NAME, "connect"))?;
     let keeping = store.clone().keep_waiters();
     tokio::spawn(running.run_until_cancelled_owned(keeping).boxed());

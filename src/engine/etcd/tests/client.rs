@@ -240,6 +240,26 @@ async fn the_only_member_may_answer_late() {
     assert_eq!(count.load(SeqCst), 2);
 }
 
+/// A service may start while members have no leader.
+#[tokio::test]
+async fn a_connect_tries_each_member() {
+    let without_leader = || {
+        server(|_, _| {
+            let failed = vec![
+                ("grpc-status", "14".into()),
+                ("grpc-message", "etcdserver: no leader".into()),
+            ];
+            Some((200, GRPC, Vec::new(), Some(failed)))
+        })
+    };
+    let live = server(|_, _| Some((200, GRPC, frame(&[]), ok()))).await;
+    // The first one is chosen at random.
+    for _ in 0..6 {
+        let (one, other) = (without_leader().await, without_leader().await);
+        opened(&format!("etcd://{one},{other},{live}"), "p/").await;
+    }
+}
+
 #[tokio::test]
 async fn an_expired_token_is_replaced_once() {
     let tokens = Arc::new(Mutex::new(vec!["c", "b", "a"]));
