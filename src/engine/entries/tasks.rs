@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::attempt::{RECORD_DELAY, liveness, of_lease};
 use super::engine::{Core, Own};
@@ -30,14 +30,12 @@ impl Core {
         while let Some(request) = requests.recv().await {
             match request {
                 Watch::Open(name) => {
-                    let open = CancellationToken::new();
-                    let watching = self.clone().watch(name.clone());
-                    let task = tokio::spawn(Box::pin(open.clone().run_until_cancelled_owned(watching)));
-                    watches.insert(name, (open.drop_guard(), task));
+                    let task = tokio::spawn(Box::pin(self.clone().watch(name.clone())));
+                    watches.insert(name, AbortOnDropHandle::new(task));
                 }
                 Watch::Close(name) => {
-                    if let Some((open, task)) = watches.remove(&name) {
-                        drop(open);
+                    if let Some(task) = watches.remove(&name) {
+                        task.abort();
                         // Its end must not end the next watch of the name.
                         let _ = task.await;
                     }

@@ -28,6 +28,7 @@ pub(in crate::engine::etcd) struct Connection {
     state: Arc<State>,
 }
 
+#[derive(Default)]
 pub(super) struct State {
     pub closed: CancellationToken,
     requests: watch::Sender<Requests>,
@@ -85,18 +86,11 @@ impl Connection {
             .handshake::<_, Bytes>(io)
             .await
             .map_err(|error| broken(&error))?;
-        let state = Arc::new(State {
-            closed: CancellationToken::new(),
-            requests: watch::Sender::default(),
-            is_silent: AtomicBool::new(false),
-        });
+        let state = Arc::new(State::default());
         let closed = state.closed.clone();
         let driver = async move {
-            tokio::select! {
-                ended = connection => if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection to etcd broke");
-                },
-                () = closed.cancelled() => {}
+            if let Some(Err(error)) = closed.run_until_cancelled(connection).await {
+                tracing::debug!(%error, "a connection to etcd broke");
             }
             closed.cancel();
         };
@@ -109,7 +103,8 @@ impl Connection {
         };
         let head = connection.request(HEALTH, None)?;
         let checking = close_when_silent(connection.sender.clone(), head, connection.state.clone(), is_alone);
-        tokio::spawn(checking.boxed());
+        let closed = connection.state.closed.clone();
+        tokio::spawn(closed.run_until_cancelled_owned(checking).boxed());
         Ok(connection)
     }
 
@@ -140,11 +135,9 @@ impl Connection {
 
     /// Waits until a request can be sent.
     async fn ready(&self) -> Result<SendRequest<Bytes>, Status> {
-        tokio::select! {
-            biased;
-            () = self.state.closed.cancelled() => Err(closed()),
-            sender = self.sender.clone().ready() => sender.map_err(|error| broken(&error)),
-        }
+        let ready = self.sender.clone().ready();
+        let sender = self.state.closed.run_until_cancelled(ready).await;
+        sender.ok_or_else(closed)?.map_err(|error| broken(&error))
     }
 
     fn begin(&self, mut sender: SendRequest<Bytes>, path: &str, token: Option<&str>) -> Result<Stream, Status> {

@@ -113,22 +113,19 @@ impl Session {
         // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
         let limit = silence(session_timeout) * if self.key.id == 0 { 2 } else { 1 };
         for _ in 0..2 {
-            let opened = timeout(limit, connection::open(server, servers, session_timeout, &self.key)).await;
-            match opened {
-                Ok(Ok(Some(connection))) => return Ok(connection),
-                // The server has closed that connection: the next one gets a new session.
-                Ok(Ok(None)) => {
-                    self.key = SessionKey {
-                        last_zxid: self.key.last_zxid,
-                        ..SessionKey::default()
-                    }
-                }
-                Ok(Err(failure)) => return Err(failure),
-                Err(_) => {
-                    let text = format!("no session within {} ms", limit.as_millis());
-                    return Err(ConnectFailure::not_sent(text, true));
-                }
+            let opening = connection::open(server, servers, session_timeout, &self.key);
+            let late = |_| {
+                Err(ConnectFailure::not_sent(
+                    format!("no session within {} ms", limit.as_millis()),
+                    true,
+                ))
+            };
+            if let Some(connection) = timeout(limit, opening).await.unwrap_or_else(late)? {
+                return Ok(connection);
             }
+            // The server has closed that connection: the next one gets a new session.
+            self.key.id = 0;
+            self.key.password.clear();
         }
         Err(ConnectFailure::not_sent("the server opened no session", true))
     }
