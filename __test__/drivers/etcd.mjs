@@ -137,12 +137,11 @@ export const etcd = {
   },
   revoke: (server) => etcdctl(server, '--user=root:root', 'user', 'revoke-role', 'app', 'locks'),
   grant: (server) => etcdctl(server, '--user=root:root', 'user', 'grant-role', 'app', 'locks'),
-  /** Executes a command of etcd's own client. */
-  client: etcdctl,
-  /** Runs etcd's own client with any arguments, also for another address. */
-  run: async (...args) =>
-    (await run(await locateEtcdctl(), args, { env: { ...process.env, ETCDCTL_API: '3' } })).stdout,
-  /** The keys under a prefix, as another client sees them. */
-  keys: async (server, prefix) =>
-    (await etcdctl(server, 'get', '--prefix', '--keys-only', prefix)).split('\n').filter(Boolean),
+  errors: {
+    noTls: /TLS/,
+    onlyTls: /connect|connection|broke/,
+    wrongPassword: /user name and the password/,
+    noLogin: /login/,
+    otherPrefix: /permission/,
+  },
 }

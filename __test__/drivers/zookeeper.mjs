@@ -1,8 +1,10 @@
 // Three ZooKeeper servers for the suites of faults and failover: each reaches the others through proxies.
 import { readFile } from 'node:fs/promises'
-import { locateZookeeper, modeOf, startZookeepers } from '../../scripts/zookeeper.mjs'
+import { freePort } from '../../scripts/servers.mjs'
+import { locateZookeeper, modeOf, startZookeeper, startZookeepers } from '../../scripts/zookeeper.mjs'
 import { startProxy } from '../proxy.mjs'
 import { sleep } from '../tools.mjs'
+import { withZookeeper } from '../zookeeper-client.mjs'
 
 class Cluster {
   /** @type {Set<number>} The indexes of the servers that are cut off. */
@@ -90,6 +92,16 @@ class Cluster {
   }
 }
 
+/** The rights to change rights, and all of them. */
+const [ADMIN, ALL] = [16, 31]
+
+/** Changes what the login of a server may do in the folder of its URL. */
+const setRights = ({ port, digest }, perms) =>
+  withZookeeper(`zookeeper://127.0.0.1:${port}`, async (client) => {
+    await client.addAuth(digest)
+    await client.setAcl('/locks', [{ perms, scheme: 'auth', id: '' }])
+  })
+
 /** What the suites need of a store. */
 export const zookeeper = {
   kind: 'zookeeper',
@@ -100,4 +112,35 @@ export const zookeeper = {
   service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },
   /** A lock lasts for at least this long without a server: a lease of half a session, which is renewed after a third of it. */
   lastsMs: 6500,
+  /** Starts one server, with a port for TLS. `ca`: it requires a certificate of its clients. */
+  async start({ tls: { both, ca } }) {
+    const port = await freePort()
+    const settings = {
+      secureClientPort: port,
+      secureClientPortAddress: '127.0.0.1',
+      'ssl.keyStore.location': both,
+      'ssl.keyStore.type': 'PEM',
+      'ssl.trustStore.location': ca ?? both,
+      'ssl.trustStore.type': 'PEM',
+      'ssl.clientAuth': ca ? 'need' : 'none',
+    }
+    const options = ['-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory']
+    const server = await startZookeeper({ settings, options })
+    return { port, stop: () => server.stop() }
+  },
+  /** A URL of a server. Its folder belongs to the first login. */
+  url: ({ port, host = '127.0.0.1', login = '', tls = false }) =>
+    `zookeeper${tls ? 's' : ''}://${login && `${login}@`}${host}:${port}/locks`,
+  /** Starts a server. A service gives the rights for its folder to its login. */
+  startWithUsers: async ({ user, password }) =>
+    Object.assign(await startZookeeper(), { digest: `${user}:${password}` }),
+  revoke: (server) => setRights(server, ADMIN),
+  grant: (server) => setRights(server, ALL),
+  revokedLocksLast: true,
+  errors: {
+    noTls: /secureClientPort/,
+    onlyTls: /no session/,
+    wrongPassword: /NoAuth \(-102\): give the login of the URL the permissions/,
+    noLogin: /NoAuth \(-102\): give the login of the URL the permissions/,
+  },
 }
