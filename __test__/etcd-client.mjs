@@ -69,4 +69,25 @@ export class EtcdClient {
   async rest(id) {
     return Number((await this.call('lease/timetolive', { ID: id })).TTL)
   }
+
+  /**
+   * Adds entries to the folder of a name, of `size` bytes each. Resolves to a function that removes them.
+   *
+   * @param {string} key @param {number} count
+   */
+  async addEntries(key, count, size = 0) {
+    const value = encoded('x'.repeat(size))
+    const each = size > 0 ? 1 : 100
+    for (let entry = 0; entry < count; entry += each) {
+      const put = (/** @type {number} */ index) => ({ request_put: { key: encoded(`${key}/other-${index}`), value } })
+      await this.call('kv/txn', { success: Array.from({ length: each }, (_, index) => put(entry + index)) })
+    }
+    return () => this.delete(`${key}/other-`, `${key}/other.`)
+  }
+
+  /** Removes the history up to now. */
+  async compact() {
+    const { header } = await this.call('kv/range', { key: 'AA==' })
+    await this.call('kv/compaction', { revision: header.revision, physical: true })
+  }
 }

@@ -1,6 +1,6 @@
 // A faulty network on demand: a TCP proxy in front of a real server, and the fixture of the tests that use it.
 import assert from 'node:assert/strict'
-import { mkdtemp, readFile, rm } from 'node:fs/promises'
+import { mkdtemp, readdir, readFile, readlink, rm } from 'node:fs/promises'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -258,6 +258,22 @@ async function makeServerFiles() {
   const files = { cert: await readFile(cert), key: await readFile(key) }
   await rm(dir, { recursive: true })
   return files
+}
+
+/**
+ * Returns whether a process has the other end of a connection. Only Linux shows that.
+ *
+ * @param {number | undefined} pid @param {net.Socket} connection
+ */
+export async function owns(pid, { remotePort = 0, localPort = 0 }) {
+  const hex = (/** @type {number} */ port) => `:${port.toString(16).toUpperCase().padStart(4, '0')}`
+  const lines = (await readFile('/proc/net/tcp', 'utf8')).split('\n').map((line) => line.trim().split(/\s+/))
+  const isIt = (/** @type {string[]} */ [, local, remote]) =>
+    local?.endsWith(hex(remotePort)) && remote?.endsWith(hex(localPort))
+  // A connection that has ended has the inode 0.
+  const inodes = lines.filter((fields) => isIt(fields) && fields[9] !== '0').map((fields) => `socket:[${fields[9]}]`)
+  const links = (await readdir(`/proc/${pid}/fd`)).map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => ''))
+  return (await Promise.all(links)).some((link) => inodes.includes(link))
 }
 
 /** @param {number} port */

@@ -1,5 +1,6 @@
 // A client of ZooKeeper that is not holdfast's: for what other programs store, read and change.
 import net from 'node:net'
+import { until } from './tools.mjs'
 
 /** Opcodes of `ZooDefs.java`. */
 const OPS = {
@@ -175,6 +176,37 @@ const numberOf = (entry) => Number(entry.slice(-10))
 /** Lists the entries of a name, the oldest first. @param {ZookeeperClient} client @param {string} folder */
 export const entriesOf = async (client, folder) =>
   (await client.children(folder)).sort((a, b) => numberOf(a) - numberOf(b))
+
+/**
+ * Adds entries to the folder of a name, with `size` bytes more in each of their names. Resolves to a function that removes them.
+ *
+ * @param {string} url @param {string} folder @param {number} count
+ */
+export async function addEntries(url, folder, count, size = 0) {
+  const entry = `${folder}/other-${'x'.repeat(size)}`
+  const entries = await withZookeeper(url, async (client) => {
+    await client.createContainer(folder).catch(() => {})
+    return Promise.all(Array.from({ length: count }, () => client.create(entry, '', 2)))
+  })
+  return () => withZookeeper(url, (client) => Promise.all(entries.map(client.delete)))
+}
+
+/**
+ * Sets a quota of nodes for a folder, and creates nodes there until it is exceeded. Resolves to a function that removes the quota.
+ *
+ * @param {string} url @param {string} folder @param {number} count
+ */
+export async function fillQuota(url, folder, count) {
+  const quota = `/zookeeper/quota${folder}`
+  await withZookeeper(url, async (client) => {
+    await client.create(quota)
+    await client.create(`${quota}/zookeeper_limits`, `count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=${count}`)
+    await client.create(`${quota}/zookeeper_stats`, 'count=1,bytes=0')
+    const create = () => client.create(`${folder}/full-`, '', 2).catch(({ code }) => code)
+    await until('the quota is exceeded', async () => (await create()) === -125)
+  })
+  return () => withZookeeper(url, (client) => client.delete(`${quota}/zookeeper_limits`))
+}
 
 /** The recorder of waiters: a folder has a node for each record, and for each waiter that holds the lock. */
 export class ZookeeperRecorder {

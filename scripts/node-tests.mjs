@@ -25,6 +25,10 @@ const LONG = [
   'redis-sentinel',
   'mongodb-permissions',
   'outage',
+  'etcd-faults',
+  'zookeeper-faults',
+  'etcd-failover',
+  'zookeeper-failover',
 ]
 /** The other specs wait most of the time: three of them need about one core. */
 const CONCURRENCY = 3

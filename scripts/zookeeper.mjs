@@ -89,14 +89,18 @@ const OPTIONS = [
 ]
 
 /**
- * Starts a server, or with `member` one of an ensemble: its number, and the lines `server.N=…` of all. `options`: of Java.
+ * Starts a server, or with `member` one of an ensemble: its number, and the lines `server.N=…` of all. `options`: of Java. `tls`: paths of
+ * a file with its certificate and its key, and of the authority of clients, without which it requires no certificate of them. Its port for
+ * TLS is `tlsPort`.
  *
- * @typedef {{ port?: number, settings?: Record<string, string | number>, options?: string[], member?: { id: number, servers: string[] } }} ZookeeperOptions
+ * @typedef {{ both: string, ca?: string }} Tls
+ * @typedef {{ settings?: Record<string, string | number>, options?: string[], member?: { id: number, servers: string[] }, tls?: Tls }} ZookeeperOptions
  * @param {ZookeeperOptions} [options]
  */
-export async function startZookeeper({ settings = {}, options = [], member } = {}) {
+export async function startZookeeper({ settings = {}, options = [], member, tls } = {}) {
   const path = await locateZookeeper()
   return startServer(async (dir, port) => {
+    const tlsPort = tls ? await freePort() : 0
     const data = join(dir, 'data')
     await mkdir(data)
     if (member) await writeFile(join(data, 'myid'), `${member.id}\n`)
@@ -110,15 +114,25 @@ export async function startZookeeper({ settings = {}, options = [], member } = {
       syncLimit: 5,
       maxClientCnxns: 0,
       '4lw.commands.whitelist': '*',
+      ...(tls && {
+        secureClientPort: tlsPort,
+        secureClientPortAddress: '127.0.0.1',
+        'ssl.keyStore.location': tls.both,
+        'ssl.keyStore.type': 'PEM',
+        'ssl.trustStore.location': tls.ca ?? tls.both,
+        'ssl.trustStore.type': 'PEM',
+        'ssl.clientAuth': tls.ca ? 'need' : 'none',
+      }),
       ...settings,
     }
     const lines = Object.entries(all).map(([name, value]) => `${name}=${value}`)
     await writeFile(join(dir, 'zoo.cfg'), `${[...lines, ...(member?.servers ?? [])].join('\n')}\n`)
-    const java = [...OPTIONS, ...options].join(' ')
+    const netty = tls ? ['-Dzookeeper.serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory'] : []
+    const java = [...OPTIONS, ...netty, ...options].join(' ')
     return {
       argv: ['/usr/bin/env', `JAVA_OPTIONS=${java}`, path, join(dir, 'zoo.cfg')],
       ready: async () => member !== undefined || (await modeOf(port)) !== undefined,
-      properties: { url: `zookeeper://127.0.0.1:${port}` },
+      properties: { url: `zookeeper://127.0.0.1:${port}`, tlsPort },
     }
   })
 }

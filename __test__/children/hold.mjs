@@ -12,4 +12,6 @@ for await (const line of requests()) {
     report({ blocked: { isHeld: lock.isHeld, aborted: lock.signal.aborted, lost: locks.stats().lost } })
   }
   if (verb === 'release') report({ released: await lock.release() })
+  if (verb === 'again')
+    report({ again: (await locks.acquire(task.names, { waitMs: 60_000, ...task.acquire })).fencingToken })
 }

@@ -1,106 +1,90 @@
-// A cluster of three etcd members for the suites of faults, failover and security: each reaches the others through proxies.
-import { execFile } from 'node:child_process'
-import { readdir, readFile, readlink } from 'node:fs/promises'
+// etcd for the suites of faults, failover and security. The members of a cluster reach each other through proxies.
+import { once } from 'node:events'
 import net from 'node:net'
-import { promisify } from 'node:util'
-import { etcdctl, locateEtcd, locateEtcdctl, startEtcd, startMembers } from '../../scripts/etcd.mjs'
+import { etcdctl, locateEtcd, startEtcd, startMembers } from '../../scripts/etcd.mjs'
 import { freePort } from '../../scripts/servers.mjs'
+import { EtcdClient } from '../etcd-client.mjs'
+import { owns } from '../proxy.mjs'
+import { random } from '../stores.mjs'
 import { sleep } from '../tools.mjs'
-
-const run = promisify(execFile)
-
-/** Returns whether a process has the other end of a connection. Only Linux shows that. */
-async function owns(pid, { remotePort = 0, localPort = 0 }) {
-  const hex = (/** @type {number} */ port) => `:${port.toString(16).toUpperCase().padStart(4, '0')}`
-  const lines = (await readFile('/proc/net/tcp', 'utf8')).split('\n').map((line) => line.trim().split(/\s+/))
-  const isIt = (/** @type {string[]} */ [, local, remote]) =>
-    local?.endsWith(hex(remotePort)) && remote?.endsWith(hex(localPort))
-  // A connection that has ended has the inode 0.
-  const inodes = lines.filter((fields) => isIt(fields) && fields[9] !== '0').map((fields) => `socket:[${fields[9]}]`)
-  const links = (await readdir(`/proc/${pid}/fd`)).map((fd) => readlink(`/proc/${pid}/fd/${fd}`).catch(() => ''))
-  return (await Promise.all(links)).some((link) => inodes.includes(link))
-}
 
 class Cluster {
   /** @type {Awaited<ReturnType<typeof startMembers>>} */
   members = []
-  /** @type {Set<number>} The indexes of the members that are cut off. */
-  #cut = new Set()
-  /** @type {Set<{ to: number, client: net.Socket, server: net.Socket }>} */
+  /** @type {any[]} Each is `{ one, other }`: what is cut off: a member from all, or from one other. */
+  #faults = []
+  /** @type {Set<any>} Each is `{ to, client, server }`. */
   #connections = new Set()
   /** @type {net.Server[]} */
   #proxies = []
 
-  async start(args) {
-    const peers = await Promise.all(
-      [0, 1, 2].map(async (to) => {
-        const [peer, advertised] = [await freePort(), await freePort()]
-        const proxy = net.createServer((client) => this.#accept(client, to, peer))
-        await new Promise((resolve) => proxy.listen(advertised, '127.0.0.1', () => resolve(undefined)))
-        this.#proxies.push(proxy)
-        return { peer, advertised }
-      }),
-    )
-    this.members = await startMembers(peers, args)
+  async start() {
+    this.members = await startMembers(await Promise.all([0, 1, 2].map((to) => this.#listen(to))))
     return this
   }
 
-  async #accept(client, to, port) {
-    client.on('error', () => {})
-    // Nothing passes before the owner of the connection is known.
-    if (await this.#isCut(to, client)) return client.destroy()
-    const server = net.connect(port, '127.0.0.1')
-    this.#connections.add({ to, client, server })
-    for (const [from, into] of [
-      [client, server],
-      [server, client],
-    ]) {
-      from.on('error', () => {}).on('close', () => into.destroy())
-      from.pipe(into)
-    }
+  async #listen(to) {
+    const [peer, advertised] = [await freePort(), await freePort()]
+    const proxy = net.createServer((client) => this.#accept({ to, client }, peer))
+    this.#proxies.push(proxy.listen(advertised, '127.0.0.1'))
+    await once(proxy, 'listening')
+    return { peer, advertised }
   }
 
-  async #isCut(to, client) {
-    for (const index of this.#cut) {
-      if (to === index || (await owns(this.members[index].pid, client).catch(() => true))) return true
-    }
-    return false
+  async #accept(connection, port) {
+    const { client } = connection
+    client.on('error', () => {}).on('close', () => this.#connections.delete(connection))
+    this.#connections.add(connection)
+    // Nothing passes before the owner of the connection is known.
+    for (const fault of this.#faults) if (await this.#apply(fault, connection)) return
+    const server = (connection.server = net.connect(port, '127.0.0.1'))
+    server.on('error', () => {}).on('close', () => client.destroy())
+    client.on('close', () => server.destroy())
+    client.pipe(server).pipe(client)
+  }
+
+  /** Breaks a connection of a member that is cut off, or silences one between two members. Returns whether it did. */
+  async #apply({ one, other }, connection) {
+    const { to, client, server } = connection
+    const from = other === undefined ? one : { [one]: other, [other]: one }[to]
+    const isFrom = () => from !== undefined && owns(this.members[from].pid, client).catch(() => true)
+    if (!(other === undefined && to === one) && !(await isFrom())) return false
+    connection.isSilent = other !== undefined
+    if (connection.isSilent) for (const socket of [client, server]) socket?.unpipe().pause()
+    else client.destroy()
+    return true
+  }
+
+  async #begin(fault) {
+    this.#faults.push(fault)
+    await Promise.all([...this.#connections].map((connection) => this.#apply(fault, connection)))
   }
 
   /** The URL of all members, or of some. */
-  url(...indexes) {
-    const members = indexes.length > 0 ? indexes.map((index) => this.members[index]) : this.members
-    return `etcd://${members.map(({ port }) => `127.0.0.1:${port}`).join()}`
-  }
+  url = (...indexes) =>
+    `etcd://${(indexes.length > 0 ? indexes : [0, 1, 2]).map((index) => `127.0.0.1:${this.members[index].port}`)}`
 
-  /** The index of the leader. Waits until there is one. `among`: the members that are asked. */
-  async leader(among = [0, 1, 2]) {
+  /** The index of the leader. Waits until there is one. */
+  async leader() {
     for (;;) {
-      for (const index of among) {
-        const { port } = this.members[index]
-        const status = await etcdctl({ port }, '--command-timeout=1s', 'endpoint', 'status', '-w', 'json').catch(
-          () => '[]',
-        )
-        const [{ Status } = {}] = JSON.parse(status)
+      for (const [index, member] of this.members.entries()) {
+        const status = ['--command-timeout=1s', 'endpoint', 'status', '-w', 'json']
+        const [{ Status } = {}] = JSON.parse(await etcdctl(member, ...status).catch(() => '[]'))
         if (Status?.leader !== undefined && Status.leader === Status.header.member_id) return index
       }
       await sleep(100)
     }
   }
 
-  /** Cuts a member off from the others. Its clients still reach it. */
-  async cutOff(index) {
-    this.#cut.add(index)
-    for (const connection of this.#connections) {
-      const isOpen = !connection.client.destroyed
-      if (isOpen && !(await this.#isCut(connection.to, connection.client))) continue
-      connection.client.destroy()
-      this.#connections.delete(connection)
-    }
-  }
+  /** Cuts a member off from the others: connections break, and new ones are closed. Its clients still reach it. */
+  cutOff = (index) => this.#begin({ one: index })
+
+  /** Nothing passes between two members, and no connection breaks. */
+  silence = (one, other) => this.#begin({ one, other })
 
   heal() {
-    this.#cut.clear()
+    for (const { client, isSilent } of this.#connections) if (isSilent) client.destroy()
+    this.#faults = []
   }
 
   async stop() {
@@ -114,11 +98,12 @@ export const etcd = {
   kind: 'etcd',
   locate: locateEtcd,
   /** Starts three members. */
-  startCluster: (args = []) => new Cluster().start(args),
+  startCluster: () => new Cluster().start(),
   /** The wall clock of a member, in milliseconds since 1970: the date of an HTTP response. */
   clock: async ({ port }) => Date.parse(String((await fetch(`http://127.0.0.1:${port}/version`)).headers.get('date'))),
-  /** Starts one server, with TLS or more arguments. */
-  start: startEtcd,
+  /** Starts one server, with TLS, or with space for little. */
+  start: (/** @type {any} */ { tls, isSmall } = {}) =>
+    startEtcd({ tls, args: isSmall ? ['--quota-backend-bytes', String(16 << 20)] : [] }),
   /** A URL of a server. */
   url: ({ port, host = '127.0.0.1', login = '', tls = false }) =>
     `etcd${tls ? 's' : ''}://${login && `${login}@`}${host}:${port}`,
@@ -139,12 +124,27 @@ export const etcd = {
   },
   revoke: (server) => etcdctl(server, '--user=root:root', 'user', 'revoke-role', 'app', 'locks'),
   grant: (server) => etcdctl(server, '--user=root:root', 'user', 'grant-role', 'app', 'locks'),
-  /** Executes a command of etcd's own client. */
-  client: etcdctl,
-  /** Runs etcd's own client with any arguments, also for another address. */
-  run: async (...args) =>
-    (await run(await locateEtcdctl(), args, { env: { ...process.env, ETCDCTL_API: '3' } })).stdout,
-  /** The keys under a prefix, as another client sees them. */
-  keys: async (server, prefix) =>
-    (await etcdctl(server, 'get', '--prefix', '--keys-only', prefix)).split('\n').filter(Boolean),
+  /** Adds entries of another client to a name. Resolves to a function that removes them. */
+  addEntries: ({ url }, key, count, size) => new EtcdClient(url).addEntries(key, count, size),
+  compact: ({ url }) => new EtcdClient(url).compact(),
+  /** Writes until there is no space. Resolves to a function that makes room. */
+  async fill(server) {
+    const client = new EtcdClient(server.url)
+    const fill = () => client.addEntries(`full/${random()}`, 1, 1 << 20).catch(() => {})
+    while (!(await etcdctl(server, 'alarm', 'list')).includes('NOSPACE')) await fill()
+    return async () => {
+      await etcdctl(server, 'del', '--prefix', 'full/')
+      await client.compact()
+      await etcdctl(server, 'defrag')
+      await etcdctl(server, 'alarm', 'disarm')
+    }
+  },
+  errors: {
+    full: /space exceeded.*etcdctl alarm disarm/,
+    noTls: /TLS/,
+    onlyTls: /connect|connection|broke/,
+    wrongPassword: /user name and the password/,
+    noLogin: /login/,
+    otherPrefix: /permission/,
+  },
 }

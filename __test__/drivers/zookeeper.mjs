@@ -1,9 +1,9 @@
-// Three ZooKeeper servers for the suites of faults and failover: each reaches the others through proxies.
+// ZooKeeper for the suites of faults, failover and security. Three servers reach each other through proxies.
 import { readFile } from 'node:fs/promises'
-import { ask, locateZookeeper, modeOf, startZookeepers } from '../../scripts/zookeeper.mjs'
+import { ask, locateZookeeper, modeOf, startZookeeper, startZookeepers } from '../../scripts/zookeeper.mjs'
 import { startProxy } from '../proxy.mjs'
 import { sleep } from '../tools.mjs'
-import { withZookeeper } from '../zookeeper-client.mjs'
+import { addEntries, fillQuota, folderOf, withZookeeper } from '../zookeeper-client.mjs'
 
 class Cluster {
   /** @type {Set<number>} The indexes of the servers that are cut off. */
@@ -91,17 +91,57 @@ class Cluster {
   }
 }
 
+/** The folder in the URLs. */
+const FOLDER = '/locks'
+/** The rights to change rights, and all of them. */
+const [ADMIN, ALL] = [16, 31]
+
+/** Changes what the login of a server may do in the folder of its URL. */
+const setRights = ({ port, digest }, perms) =>
+  withZookeeper(`zookeeper://127.0.0.1:${port}`, async (client) => {
+    await client.addAuth(digest)
+    await client.setAcl(FOLDER, [{ perms, scheme: 'auth', id: '' }])
+  })
+
 /** What the suites need of a store. */
 export const zookeeper = {
   kind: 'zookeeper',
   locate: locateZookeeper,
-  /** Starts three servers, which detect a broken link within 4 s. */
-  startCluster: (settings = {}) => new Cluster().start({ syncLimit: 2, initLimit: 2, ...settings }),
+  /** Starts three servers, which detect a broken link within 4 s, or within 10 s, the default. */
   /** The wall clock of a server, in milliseconds since 1970: the time of a new session. @param {{ url: string, port: number }} member */
   clock: ({ url, port }) =>
     withZookeeper(url, async () => Number(/lop=SESS,est=(\d+)/.exec(await ask(port, 'cons'))?.[1])),
+  startCluster: ({ detectsLate = false } = {}) => new Cluster().start({ syncLimit: detectsLate ? 5 : 2, initLimit: 2 }),
   /** Leases last for 10 s without a renewal, so that they outlast an election on a busy machine. */
   service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },
   /** A lock lasts for at least this long without a server: a lease of half a session, which is renewed after a third of it. */
   lastsMs: 6500,
+  /** Each waiter reads the whole list of entries, in the session of its service. */
+  waitersDelayRenewals: true,
+  /** Starts one server with quotas, and with TLS. */
+  start: (/** @type {any} */ { tls } = {}) =>
+    startZookeeper({ tls, options: ['-Dzookeeper.enforceQuota=true', '-Xmx800m'] }),
+  /** A URL of a server. Its folder belongs to the first login. */
+  url: ({ port, tlsPort = 0, host = '127.0.0.1', login = '', tls = false }) =>
+    `zookeeper${tls ? 's' : ''}://${login && `${login}@`}${host}:${tlsPort || port}${FOLDER}`,
+  /** Starts a server. A service gives the rights for its folder to its login. */
+  startWithUsers: async ({ user, password }) =>
+    Object.assign(await startZookeeper(), { digest: `${user}:${password}` }),
+  revoke: (server) => setRights(server, ADMIN),
+  grant: (server) => setRights(server, ALL),
+  revokedLocksLast: true,
+  /** Sessions that end soon after their process stands still. */
+  shortSession: { sessionTimeoutMs: 4000 },
+  /** Adds entries of another client to a name. Resolves to a function that removes them. */
+  addEntries: ({ url }, key, count, size) => addEntries(url, `${FOLDER}/${folderOf(key)}`, count, size),
+  /** Exceeds a quota. Resolves to a function that removes it. */
+  fill: ({ url }) => fillQuota(url, FOLDER, 9),
+  errors: {
+    tooLong: /more than 16 MiB/,
+    full: /QuotaExceeded \(-125\): raise the quota/,
+    noTls: /secureClientPort/,
+    onlyTls: /no session/,
+    wrongPassword: /NoAuth \(-102\): give the login of the URL the permissions/,
+    noLogin: /NoAuth \(-102\): give the login of the URL the permissions/,
+  },
 }

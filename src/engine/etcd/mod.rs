@@ -35,7 +35,7 @@ pub(super) async fn connect(config: EtcdConfig) -> Result<Arc<EntryEngine>> {
 
 async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
     let running = CancellationToken::new();
-    let mut members = config.servers.len();
+    let mut members = config.servers.list.len();
     let (store, engine) = EntryEngine::new(|local| Etcd::new(config, local), running.clone());
     let name = Key::new("connect").map_err(|error| EngineError::new(store::NAME, "connect", false, error))?;
     let read = loop {
