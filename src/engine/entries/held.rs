@@ -236,8 +236,14 @@ impl Core {
                     lease.record.iter_mut().for_each(|record| record.ttl = ttl.as_millis());
                     lease
                 });
-                let written = self.write(owner, leases.collect(), &nobody, ttl).await?;
-                written.is_some_and(|entries| self.hold(&nobody, entries, fence, sent, false))
+                match self.write(owner, leases.collect(), &nobody, ttl).await? {
+                    Some(entries) => {
+                        // If it fails, they last for as long as the session has been kept alive.
+                        let _ = self.store.keep(&entries, sent, ttl).await;
+                        self.hold(&nobody, entries, fence, sent, false)
+                    }
+                    None => false,
+                }
             } else {
                 entries.is_empty() || self.store.delete(&entries).await?
             };

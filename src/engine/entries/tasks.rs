@@ -20,8 +20,6 @@ use crate::model::{Fence, Key, OwnerToken};
 
 /// The time until a fencing token that could not be written is written again.
 const RECORD_RETRY: Duration = Duration::from_millis(500);
-/// The time until entries that could not be deleted are deleted again.
-const DELETE_RETRY: Duration = Duration::from_millis(100);
 
 impl Core {
     /// Keeps the watches of names with waiters open.
@@ -148,12 +146,13 @@ impl Core {
 
     /// Deletes entries that have not changed since, until their session ends.
     async fn delete(&self, owner: &OwnerToken, own: Own) {
+        let mut backoff = Backoff::for_store();
         for entry in own.entries {
             while let Err(failure) = self.delete_entry(owner, &entry).await
                 && self.store.lasts_until(entry.session).is_some()
             {
                 tracing::debug!(?failure, name = %entry.name, "an expired lock was not deleted");
-                sleep(DELETE_RETRY).await;
+                sleep(backoff.delay()).await;
             }
         }
     }

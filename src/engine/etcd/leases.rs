@@ -76,6 +76,8 @@ pub(super) struct Lease {
     length: Duration,
     /// When the last one of these that counts was sent.
     kept: Mutex<Moment>,
+    /// When the last answered one was sent.
+    answered: Mutex<Moment>,
     /// Held during such a request.
     keeping: tokio::sync::Mutex<()>,
 }
@@ -84,6 +86,11 @@ impl Lease {
     /// Returns when it ends at the earliest.
     pub(super) fn ends(&self) -> Moment {
         *self.kept.lock() + self.length
+    }
+
+    /// Whether it may have expired.
+    fn is_over(&self) -> bool {
+        (*self.answered.lock() + self.length).is_past()
     }
 }
 
@@ -134,6 +141,7 @@ impl Leases {
                     // Members with long election timeouts grant more.
                     length: Duration::from_secs(answer.ttl.max(0) as u64),
                     kept: Mutex::new(sent),
+                    answered: Mutex::new(sent),
                     keeping: tokio::sync::Mutex::default(),
                 });
                 self.insert(lease.clone());
@@ -144,7 +152,7 @@ impl Leases {
 
     fn insert(&self, lease: Arc<Lease>) {
         let mut leases = self.leases.lock();
-        leases.retain(|lease| lease.class == Class::Waiters || !lease.ends().is_past());
+        leases.retain(|lease| !lease.is_over());
         let mut of_waiters = leases.iter().filter(|lease| lease.class == Class::Waiters);
         if of_waiters.clone().count() >= MOST_OF_WAITERS
             && let Some(oldest) = of_waiters.next().map(|lease| lease.id)
@@ -185,9 +193,10 @@ impl Leases {
         self.leases.lock().iter().find(|lease| lease.id == id).cloned()
     }
 
-    /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks.
+    /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks. `None`: it may have expired.
     pub(super) fn end_of(&self, id: i64) -> Option<Moment> {
-        Some(self.find(id)?.ends() - RESERVE)
+        let lease = self.find(id).filter(|lease| !lease.is_over())?;
+        Some(lease.ends() - RESERVE)
     }
 
     /// Makes an etcd lease last until `end`, with a request only if it does not yet. `false`: it has expired, or is of an earlier term.
@@ -211,6 +220,7 @@ impl Leases {
             self.forget(lease.id);
             return Ok(false);
         }
+        *lease.answered.lock() = sent;
         let is_of_term = self.read_term().await? == lease.term;
         if is_of_term {
             *lease.kept.lock() = sent;

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 
+use self::client::Watches;
 pub use self::config::EtcdConfig;
 use self::store::Etcd;
 use super::Result;
@@ -36,7 +37,8 @@ pub(super) async fn connect(config: EtcdConfig) -> Result<Arc<EntryEngine>> {
 async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
     let running = CancellationToken::new();
     let mut members = config.servers.list.len();
-    let (store, engine) = EntryEngine::new(|local| Etcd::new(config, local), running.clone());
+    let (watches, changes) = Watches::new();
+    let (store, engine) = EntryEngine::new(|local| Etcd::new(config, local, watches), running.clone());
     let name = Key::new("connect").map_err(|error| EngineError::new(store::NAME, "connect", false, error))?;
     let read = loop {
         match store.look(slice::from_ref(&name), None).await {
@@ -47,6 +49,9 @@ async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
     };
     read.map_err(|failure| failure.of(store::NAME, "connect"))?;
     let keeping = store.clone().keep_waiters();
+    let client = store.client.clone();
+    let watching = async move { client.serve_watches(changes).await };
+    tokio::spawn(running.clone().run_until_cancelled_owned(watching).boxed());
     tokio::spawn(running.run_until_cancelled_owned(keeping).boxed());
     Ok((store, engine))
 }

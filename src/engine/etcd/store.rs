@@ -9,10 +9,8 @@ use futures_util::future::try_join_all;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::client::messages::{
-    DeleteRequest, Event, KeyValue, Op, RangeRequest, RangeResponse, WatchCreateRequest, WatchOp, WatchRequest,
-};
-use super::client::{Client, Status};
+use super::client::messages::{DeleteRequest, Event, KeyValue, Op, RangeRequest, RangeResponse};
+use super::client::{Client, Watches};
 use super::config::EtcdConfig;
 use super::layout::Layout;
 use super::leases::{Class, Leases};
@@ -23,8 +21,8 @@ use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
 
 pub(super) const NAME: &str = "etcd";
 
-/// The maximum number of keys in one answer.
-const PAGE: i64 = 1000;
+/// The maximum number of keys in one answer. With the largest metadata, which are JSON in JSON, they have 8 MiB.
+const PAGE: i64 = 250;
 /// The time for the last requests at the end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -37,12 +35,13 @@ pub(super) struct Etcd {
     pub leases: Leases,
     pub layout: Layout,
     pub local: Arc<LocalEntries>,
+    watches: Watches,
     /// An attempt may have made a claim a waiter.
     pub(super) waiting: Notify,
 }
 
 impl Etcd {
-    pub(super) fn new(config: EtcdConfig, local: Arc<LocalEntries>) -> Self {
+    pub(super) fn new(config: EtcdConfig, local: Arc<LocalEntries>, watches: Watches) -> Self {
         let key = format!("{}/", config.prefix).into_bytes();
         let client = Arc::new(Client::new(config.servers));
         Etcd {
@@ -50,6 +49,7 @@ impl Etcd {
             client,
             layout: Layout(config.prefix),
             local,
+            watches,
             waiting: Notify::new(),
         }
     }
@@ -80,16 +80,10 @@ impl Etcd {
 
     async fn watched(&self, name: &Key) -> Outcome<Infallible> {
         const DELETED: i32 = 1;
-        let mut stream = self.client.watch().await?;
         let (key, range_end) = self.layout.range(name);
-        stream.send(&WatchRequest {
-            op: Some(WatchOp::Create(WatchCreateRequest { key, range_end })),
-        })?;
+        let mut watch = self.watches.open(key, range_end);
         loop {
-            let message = stream.next().await?;
-            if message.canceled {
-                return Err(stream.failed(Status::cancelled(&message.cancel_reason)).into());
-            }
+            let message = watch.next().await?;
             if message.created && self.local.begin_read(name) {
                 let (keys, at) = self.keys(self.layout.range(name), false, Duration::MAX).await?;
                 let entries = keys.iter().map(|kv| mirrored(self.layout.entry(name, kv)));

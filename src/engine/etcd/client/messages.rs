@@ -38,7 +38,7 @@ choices! {
         Txn(TxnRequest) "4" }
     ResponseOp "OpAnswer" "1, 2, 3, 4" OpAnswer { Range(RangeResponse) "1" Put(Nothing) "2" Delete(Nothing) "3"
         Txn(TxnResponse) "4" }
-    WatchRequest "WatchOp" "1" WatchOp { Create(WatchCreateRequest) "1" }
+    WatchRequest "WatchOp" "1, 2" WatchOp { Create(WatchCreateRequest) "1" Cancel(WatchCancelRequest) "2" }
 }
 
 impl From<Op> for RequestOp {
@@ -84,11 +84,15 @@ messages! {
         header: Option<Header> [message, optional] "1" succeeded: bool [bool] "2"
         responses: Vec<ResponseOp> [message, repeated] "3"
     }
-    WatchCreateRequest { key: Vec<u8> [bytes = "vec"] "1" range_end: Vec<u8> [bytes = "vec"] "2" }
+    /// `id`: what the client calls the watch.
+    WatchCreateRequest {
+        key: Vec<u8> [bytes = "vec"] "1" range_end: Vec<u8> [bytes = "vec"] "2" id: i64 [int64] "7"
+    }
+    WatchCancelRequest { id: i64 [int64] "1" }
     /// `kind`: 0: put, 1: deleted.
     Event { kind: i32 [int32] "1" kv: Option<KeyValue> [message, optional] "2" }
     WatchResponse {
-        created: bool [bool] "3" canceled: bool [bool] "4" cancel_reason: String [string] "6"
+        id: i64 [int64] "2" created: bool [bool] "3" canceled: bool [bool] "4" cancel_reason: String [string] "6"
         events: Vec<Event> [message, repeated] "11"
     }
     /// Grants a lease. `ttl` in seconds.

@@ -7,6 +7,7 @@ mod framing;
 mod liveness;
 pub(super) mod messages;
 mod status;
+mod watches;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,19 +19,21 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::time::timeout;
 
-use self::connection::{Connection, Stream, closed};
+use self::connection::Connection;
 use self::framing::{decoded, encoded};
-use self::messages::{AuthenticateRequest, AuthenticateResponse, WatchRequest, WatchResponse};
+use self::messages::{AuthenticateRequest, AuthenticateResponse};
 pub(super) use self::status::Status;
+pub(super) use self::watches::Watches;
 use crate::engine::entries;
 use crate::engine::entries::target::Servers;
 use crate::model::{Claim, OwnerToken};
 
 /// The delay before the next member is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// The longest time for a connection, with its TLS handshake.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 /// A request that failed.
 #[derive(Debug, Clone)]
@@ -48,6 +51,14 @@ impl Failure {
             status,
             address,
             is_sent: false,
+        }
+    }
+
+    fn of(connection: &Connection, status: Status) -> Self {
+        Failure {
+            status,
+            address: connection.server.to_string(),
+            is_sent: true,
         }
     }
 }
@@ -145,21 +156,6 @@ impl Client {
         }
     }
 
-    /// Opens the stream of watches.
-    pub(super) async fn watch(&self) -> Outcome<WatchStream<'_>> {
-        let connection = self.connection().await?;
-        let token = self.token(&connection).await?;
-        match connection.stream(WATCH, token.as_deref()).await {
-            Ok(stream) => Ok(WatchStream {
-                client: self,
-                stream,
-                connection,
-                token,
-            }),
-            Err(status) => Err(self.failed(&connection, status)),
-        }
-    }
-
     /// Closes the connection. Later requests fail.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
@@ -219,11 +215,7 @@ impl Client {
                 state.first = index.unwrap_or_default() + 1;
             }
         }
-        Failure {
-            status,
-            address: connection.server.to_string(),
-            is_sent: true,
-        }
+        Failure::of(connection, status)
     }
 
     /// Returns the token of the login. `None`: there is no login in the URL.
@@ -275,7 +267,8 @@ async fn open(servers: Arc<Servers>, first: usize) -> Outcome<Arc<Connection>> {
         let mut delay = Duration::MAX;
         if let Some(server) = waiting.next() {
             delay = ATTEMPT_DELAY;
-            let opening = Connection::open(server, servers.tls.as_ref(), count == 1);
+            let opening = timeout(OPEN_TIMEOUT, Connection::open(server, servers.tls.as_ref(), count == 1));
+            let opening = opening.map(|opened| opened.unwrap_or_else(|_| Err(Status::Broken("no connection".into()))));
             attempts.push(opening.map_err(|status| Failure::not_sent(status, server.to_string())));
         }
         match timeout(delay, attempts.next()).await {
@@ -293,34 +286,4 @@ async fn open(servers: Arc<Servers>, first: usize) -> Outcome<Arc<Connection>> {
         }
     }
     Err(failed.unwrap_or_else(|| Failure::not_sent(Status::Broken("no server".into()), servers.to_string())))
-}
-
-/// The stream of watches.
-pub(super) struct WatchStream<'c> {
-    client: &'c Client,
-    stream: Stream,
-    connection: Arc<Connection>,
-    token: Option<Arc<str>>,
-}
-
-impl WatchStream<'_> {
-    pub(super) fn send(&mut self, request: &WatchRequest) -> Outcome<()> {
-        let sent = self.stream.send(encoded(request), false);
-        sent.map_err(|status| self.failed(status))
-    }
-
-    /// Waits for the next message. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> Outcome<WatchResponse> {
-        let message = self.stream.next().await;
-        let message = message.and_then(|message| decoded(message.ok_or_else(closed)?));
-        message.map_err(|status| self.failed(status))
-    }
-
-    /// Handles the failure of the stream.
-    pub(super) fn failed(&self, status: Status) -> Failure {
-        if status.needs_login() {
-            self.client.forget_token(self.token.as_ref());
-        }
-        self.client.failed(&self.connection, status)
-    }
 }

@@ -72,8 +72,13 @@ impl Status {
     }
 
     /// Whether the token of the login has expired, or the users have changed since.
-    pub(super) fn needs_login(&self) -> bool {
+    fn has_old_token(&self) -> bool {
         self.is(&[UNAUTHENTICATED], "token") || self.is(&[INVALID_ARGUMENT], "revision of auth store is old")
+    }
+
+    /// Whether a new login may help: also where the server had no users at the last one.
+    pub(super) fn needs_login(&self) -> bool {
+        self.has_old_token() || self.is(&[INVALID_ARGUMENT], "user name is empty")
     }
 
     /// Whether the server has no users, so that a login is not possible and not needed.
@@ -107,7 +112,7 @@ impl Status {
                     INVALID_ARGUMENT | NOT_FOUND | ALREADY_EXISTS | PERMISSION_DENIED | FAILED_PRECONDITION | UNIMPLEMENTED
                     | DATA_LOSS,
                 ..
-            } => self.is_lease_gone() || self.needs_login(),
+            } => self.is_lease_gone() || self.has_old_token(),
             Status::Etcd { .. } | Status::Broken(_) => true,
             Status::Wrong(_) => false,
         }

@@ -326,10 +326,12 @@ async fn a_watch_that_is_cancelled_is_opened_again() {
     let address = server(move |path, _| {
         let answer = match path.rsplit('/').next().unwrap() {
             "Watch" => {
-                let created = frame(&[0x18, 1]);
-                // `canceled`, `compact_revision` and `cancel_reason`.
-                let cancelled = [&[0x20, 1, 0x28, 16, 0x32, 9][..], b"compacted"].concat();
-                let body = match watches.fetch_add(1, SeqCst) {
+                let before = watches.fetch_add(1, SeqCst);
+                // `watch_id` and `created`.
+                let created = frame(&[0x10, before as u8 + 1, 0x18, 1]);
+                // Of the first watch: `canceled`, `compact_revision` and `cancel_reason`.
+                let cancelled = [&[0x10, 1, 0x20, 1, 0x28, 16, 0x32, 9][..], b"compacted"].concat();
+                let body = match before {
                     0 => [created, frame(&cancelled)].concat(),
                     _ => created,
                 };
