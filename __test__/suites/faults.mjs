@@ -60,7 +60,7 @@ export function faults(driver) {
       test('a lock is renewed and released while the history is compacted, and a waiter is served', async (connect, keyPrefix) => {
         const [a, b] = [await connect(), await connect()]
         const held = await a.acquire('n', { ttlMs: 5000 })
-        const wait = b.acquire('n', { waitMs: 60_000 })
+        const wait = later(b.acquire('n', { waitMs: 60_000 }))
         await waiting(b, 1)
         for (let round = 0; round < 12; round++) {
           const remove = await driver.addEntries(server, `${keyPrefix}other-${round}`, 100)
@@ -81,7 +81,7 @@ export function faults(driver) {
       const held = await a.acquire('n', { ttlMs: 60_000 })
       const remove = await driver.addEntries(server, `${keyPrefix}n`, 10_000)
       let isGranted = false
-      const wait = b.acquire('n', { waitMs: 100_000 }).finally(() => (isGranted = true))
+      const wait = later(b.acquire('n', { waitMs: 100_000 }).finally(() => (isGranted = true)))
       await until('the waiter', async () => (await a.inspect('n'))?.waiting === 10_001, 30_000)
       assert.equal((await a.list())[0].waiting, 10_001)
       await held.extend(90_000)
