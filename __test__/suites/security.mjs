@@ -1,6 +1,7 @@
 // TLS and logins: what is verified, what an error says, a login that lasts, and rights that are revoked at run time.
 import assert from 'node:assert/strict'
 import { mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import net from 'node:net'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
@@ -82,6 +83,51 @@ export function security(driver) {
       const tls = { caFile: file('ca.crt') }
       await fails(driver.url({ ...servers.users, host: 'localhost', tls: true }), { tls }, driver.errors.noTls)
       await fails(driver.url({ ...servers.open, host: 'localhost' }), {}, driver.errors.onlyTls)
+    })
+
+    // A server allows some 250 streams on a connection with TLS.
+    test('300 waits through TLS', async () => {
+      const url = driver.url({ ...servers.open, host: 'localhost', tls: true })
+      const options = { tls: { caFile: file('ca.crt') }, keyPrefix: 'test/many/', ...driver.service }
+      const [a, b] = await Promise.all([LockService.connect(url, options), LockService.connect(url, options)])
+      const names = Array.from({ length: 300 }, (_, index) => `n${index}`)
+      const held = await Promise.all(names.map((name) => a.acquire(name)))
+      const own = await b.acquire('own', { ttlMs: 4000 })
+      const waits = names.map((name) => b.using(name, { waitMs: 50_000 }, (lock) => lock.isHeld))
+      await until('the waits', () => b.stats().waiting === 300, 30_000)
+      await sleep(5000)
+      assert.ok(own.isHeld)
+      assert.equal(await own.release(), true)
+      await Promise.all(held.map((lock) => lock.release()))
+      assert.ok((await Promise.all(waits)).every(Boolean))
+      await Promise.all([a.close(), b.close()])
+    })
+
+    test('a server that accepts a connection and is silent is left', async () => {
+      let isSilent = false
+      /** @type {Set<net.Socket>} */
+      const sockets = new Set()
+      const proxy = net.createServer((client) => {
+        sockets.add(client.on('error', () => {}))
+        if (isSilent) return client.resume()
+        const upstream = net.connect(servers.open.port, '127.0.0.1').on('error', () => {})
+        client.pipe(upstream).pipe(client)
+        client.on('close', () => upstream.destroy())
+      })
+      const port = await new Promise((resolve) =>
+        proxy.listen(0, '127.0.0.1', () => resolve(/** @type {net.AddressInfo} */ (proxy.address()).port)),
+      )
+      const options = { tls: { caFile: file('ca.crt') }, keyPrefix: 'test/', storeTimeoutMs: 2000, ...driver.service }
+      const locks = await LockService.connect(driver.url({ port, host: 'localhost', tls: true }), options)
+      isSilent = true
+      for (const socket of sockets) socket.destroy()
+      await rejects(locks.tryAcquire('n'), 'LOCK_STORE', { retryable: true })
+      isSilent = false
+      const lock = await until('a grant', () => locks.tryAcquire('n').catch(() => null), 20_000)
+      assert.equal(await lock.release(), true)
+      await locks.close()
+      for (const socket of sockets) socket.destroy()
+      proxy.close()
     })
 
     test('a login is needed, and other logins are refused', async () => {

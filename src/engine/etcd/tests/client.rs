@@ -1,7 +1,7 @@
 //! The client, before servers that are slow, wrong or hostile.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -285,6 +285,35 @@ async fn an_expired_token_is_replaced_once() {
     assert!(call(&client).await.is_ok());
 }
 
+/// The login was in the URL before the server had users.
+#[tokio::test]
+async fn a_server_that_gets_users_gets_a_login() {
+    let has_users = Arc::new(AtomicBool::new(false));
+    let on_server = has_users.clone();
+    let address = server(move |path, token| {
+        let failed = |code: &str, text: &str| {
+            let trailers = vec![("grpc-status", code.to_owned()), ("grpc-message", text.to_owned())];
+            Some((200, GRPC, Vec::new(), Some(trailers)))
+        };
+        match (path.ends_with("Authenticate"), on_server.load(SeqCst)) {
+            (true, false) => failed("9", "etcdserver: authentication is not enabled"),
+            (true, true) => Some((200, GRPC, vec![0, 0, 0, 0, 3, 0x12, 1, b'a'], ok())),
+            (false, true) if token.is_none() => failed("3", "etcdserver: user name is empty"),
+            _ => Some((200, GRPC, lease(), ok())),
+        }
+    })
+    .await;
+    let [with_login, without] = ["me:secret@", ""].map(|login| client(&format!("etcd://{login}{address}")));
+    assert!(call(&with_login).await.is_ok() && call(&without).await.is_ok());
+    has_users.store(true, SeqCst);
+    assert!(call(&with_login).await.is_ok());
+    let error = call(&without).await.unwrap_err().of("acquire");
+    assert!(
+        !error.retryable && error.to_string().contains("user name is empty"),
+        "{error}"
+    );
+}
+
 #[tokio::test]
 async fn a_client_that_is_closed_opens_no_connection() {
     let address = server(|_, _| Some((200, GRPC, lease(), ok()))).await;
@@ -372,4 +401,50 @@ async fn a_watch_that_is_cancelled_is_opened_again() {
     tokio::time::timeout(Duration::from_secs(10), handed_off)
         .await
         .expect("the watch was not opened again");
+}
+
+/// A full server refuses the deletions of locks that have ended. They are repeated less and less often, until their etcd lease has
+/// expired.
+#[tokio::test]
+async fn deletions_that_fail_end_with_the_etcd_lease() {
+    let (transactions, is_full) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counted, on_server) = (transactions.clone(), is_full.clone());
+    let address = server(move |path, _| {
+        let answer = match path.rsplit('/').next().unwrap() {
+            "LeaseGrant" | "LeaseKeepAlive" => vec![0x10, 7, 0x18, 2],
+            "Txn" if on_server.load(SeqCst) => {
+                counted.fetch_add(1, SeqCst);
+                let failed = vec![
+                    ("grpc-status", "8".into()),
+                    ("grpc-message", "etcdserver: mvcc: database space exceeded".into()),
+                ];
+                return Some((200, GRPC, Vec::new(), Some(failed)));
+            }
+            "Txn" => TxnResponse {
+                header: Some(Header {
+                    revision: 2,
+                    raft_term: 0,
+                }),
+                succeeded: true,
+                ..TxnResponse::default()
+            }
+            .encode_to_vec(),
+            _ => Vec::new(),
+        };
+        Some((200, GRPC, frame(&answer), ok()))
+    })
+    .await;
+    let engine = opened(&format!("etcd://{address}"), "p/").await;
+    for index in 0..10 {
+        let mut claim = leases::claim(&format!("n{index}"), Duration::from_millis(300));
+        claim.waiting = false;
+        let answer = engine.try_acquire(&claim).await.unwrap();
+        assert!(matches!(answer, Acquired::Granted { .. }), "{answer:?}");
+    }
+    is_full.store(true, SeqCst);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let before = transactions.load(SeqCst);
+    assert!((10..200).contains(&before), "{before} transactions for 10 locks");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(transactions.load(SeqCst), before, "the etcd lease has expired");
 }
