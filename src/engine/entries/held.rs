@@ -237,7 +237,9 @@ impl Core {
                     lease
                 });
                 let written = self.write(owner, leases.collect(), &nobody, ttl).await?;
-                written.is_some_and(|entries| self.hold(&nobody, entries, fence, sent, false))
+                let is_done = written.is_some();
+                let hold = |entries| self.hold(&nobody, entries, fence, sent, false);
+                written.into_iter().all(hold) && is_done
             } else {
                 entries.is_empty() || self.store.delete(&entries).await?
             };

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::client::messages::{
     DeleteRequest, Event, KeyValue, Op, RangeRequest, RangeResponse, WatchCreateRequest, WatchOp, WatchRequest,
 };
-use super::client::{Client, Status};
+use super::client::{Client, Status, WatchStream};
 use super::config::EtcdConfig;
 use super::layout::Layout;
 use super::leases::{Class, Leases};
@@ -77,9 +77,8 @@ impl Etcd {
         Ok((keys, at))
     }
 
-    async fn watched(&self, name: &Key) -> Outcome<Infallible> {
+    async fn watched(&self, name: &Key, stream: &mut WatchStream) -> Result<Infallible, Lost> {
         const DELETED: i32 = 1;
-        let mut stream = self.client.watch().await?;
         let (key, range_end) = self.layout.range(name);
         stream.send(&WatchRequest {
             op: Some(WatchOp::Create(WatchCreateRequest { key, range_end })),
@@ -87,10 +86,11 @@ impl Etcd {
         loop {
             let message = stream.next().await?;
             if message.canceled {
-                return Err(stream.failed(Status::cancelled(&message.cancel_reason)).into());
+                return Err(Status::cancelled(&message.cancel_reason).into());
             }
             if message.created && self.local.begin_read(name) {
-                let (keys, at) = self.keys(self.layout.range(name), false, Duration::MAX).await?;
+                let read = self.keys(self.layout.range(name), false, Duration::MAX).await;
+                let (keys, at) = read.map_err(Lost::Read)?;
                 let entries = keys.iter().map(|kv| mirrored(self.layout.entry(name, kv)));
                 self.local.opened(name, at as u64, entries);
             }
@@ -253,8 +253,15 @@ impl Store for Etcd {
     }
 
     async fn watch(&self, name: &Key) -> Failure {
-        let Err(failure) = self.watched(name).await;
-        failure
+        let mut stream = match self.client.watch().await {
+            Ok(stream) => stream,
+            Err(refusal) => return refusal.into(),
+        };
+        match self.watched(name, &mut stream).await {
+            Err(Lost::Read(failure)) => failure,
+            Err(Lost::Watch(status)) => self.client.watch_failed(stream, status).into(),
+            Ok(never) => match never {},
+        }
     }
 
     async fn answered(&self, owner: &OwnerToken) {
@@ -265,6 +272,19 @@ impl Store for Etcd {
         // Without an answer they expire.
         let _ = timeout(CLOSE_TIMEOUT, self.leases.close(has_entries)).await;
         self.client.close();
+    }
+}
+
+/// Why a watch has ended.
+enum Lost {
+    Watch(Status),
+    /// The entries could not be read.
+    Read(Failure),
+}
+
+impl From<Status> for Lost {
+    fn from(status: Status) -> Self {
+        Lost::Watch(status)
     }
 }
 

@@ -146,18 +146,25 @@ impl Client {
     }
 
     /// Opens the stream of watches.
-    pub(super) async fn watch(&self) -> Outcome<WatchStream<'_>> {
+    pub(super) async fn watch(&self) -> Outcome<WatchStream> {
         let connection = self.connection().await?;
         let token = self.token(&connection).await?;
         match connection.stream(WATCH, token.as_deref()).await {
             Ok(stream) => Ok(WatchStream {
-                client: self,
                 stream,
                 connection,
                 token,
             }),
             Err(status) => Err(self.failed(&connection, status)),
         }
+    }
+
+    /// Handles the failure of a stream.
+    pub(super) fn watch_failed(&self, stream: WatchStream, status: Status) -> Failure {
+        if status.needs_login() {
+            self.forget_token(stream.token.as_ref());
+        }
+        self.failed(&stream.connection, status)
     }
 
     /// Closes the connection. Later requests fail.
@@ -296,31 +303,19 @@ async fn open(servers: Arc<Servers>, first: usize) -> Outcome<Arc<Connection>> {
 }
 
 /// The stream of watches.
-pub(super) struct WatchStream<'c> {
-    client: &'c Client,
+pub(super) struct WatchStream {
     stream: Stream,
     connection: Arc<Connection>,
     token: Option<Arc<str>>,
 }
 
-impl WatchStream<'_> {
-    pub(super) fn send(&mut self, request: &WatchRequest) -> Outcome<()> {
-        let sent = self.stream.send(encoded(request), false);
-        sent.map_err(|status| self.failed(status))
+impl WatchStream {
+    pub(super) fn send(&mut self, request: &WatchRequest) -> Result<(), Status> {
+        self.stream.send(encoded(request), false)
     }
 
     /// Waits for the next message. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> Outcome<WatchResponse> {
-        let message = self.stream.next().await;
-        let message = message.and_then(|message| decoded(message.ok_or_else(closed)?));
-        message.map_err(|status| self.failed(status))
-    }
-
-    /// Handles the failure of the stream.
-    pub(super) fn failed(&self, status: Status) -> Failure {
-        if status.needs_login() {
-            self.client.forget_token(self.token.as_ref());
-        }
-        self.client.failed(&self.connection, status)
+    pub(super) async fn next(&mut self) -> Result<WatchResponse, Status> {
+        decoded(self.stream.next().await?.ok_or_else(closed)?)
     }
 }
