@@ -92,6 +92,24 @@ impl Name {
     }
 }
 
+impl State {
+    /// Makes a waiter whose entry is gone leave its name, and adds it to those to wake. Returns whether the name has no waiters.
+    fn gone(&mut self, key: &Key, id: &str, woken: &mut Vec<Arc<Notify>>) -> bool {
+        let Some(name) = self.names.get_mut(key) else {
+            return false;
+        };
+        let Some(Entered { owner, .. }) = name.waiters.remove(id) else {
+            return false;
+        };
+        let is_last = name.waiters.is_empty();
+        if let Some(waiter) = self.waiters.get_mut(&owner) {
+            (waiter.key, waiter.hand_off) = (None, None);
+            woken.push(waiter.notify.clone());
+        }
+        is_last
+    }
+}
+
 impl LocalEntries {
     /// Creates the list, the requests for watches, and the grants.
     pub(super) fn new() -> (Arc<Self>, UnboundedReceiver<Watch>, UnboundedReceiver<Granted>) {
@@ -245,22 +263,19 @@ impl LocalEntries {
         self.decide(&mut state, key, deleted);
     }
 
-    /// Makes the waiters whose entries are gone leave, wakes them in the order of their arrival, and reports the grants.
-    fn decide(&self, state: &mut State, key: &Key, gone: Vec<Arc<str>>) {
-        let Some(name) = state.names.get_mut(key) else { return };
-        let mut left: Vec<Entered> = gone.iter().filter_map(|id| name.waiters.remove(id)).collect();
-        left.sort_by_key(|waiter| waiter.number);
+    /// Wakes the waiters whose entries are gone, in the order of their arrival, and reports the grants.
+    fn decide(&self, state: &mut State, key: &Key, mut gone: Vec<Arc<str>>) {
+        let name = state.names.get(key);
+        gone.sort_by_key(|id| Some(name?.waiters.get(id)?.number));
         let mut woken = Vec::new();
-        for Entered { owner, .. } in left {
-            if let Some(waiter) = state.waiters.get_mut(&owner) {
-                (waiter.key, waiter.hand_off) = (None, None);
-                woken.push(waiter.notify.clone());
+        for id in &gone {
+            if state.gone(key, id, &mut woken) {
+                self.close(&mut state.names, key);
             }
         }
         wake_in_order(woken);
-        match name.waiters.is_empty() {
-            true => self.close(&mut state.names, key),
-            false => name.report(&self.grants),
+        if let Some(name) = state.names.get_mut(key) {
+            name.report(&self.grants);
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::sleep;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::attempt::{RECORD_DELAY, liveness, of_lease};
 use super::engine::{Core, Own};
@@ -28,12 +28,14 @@ impl Core {
         while let Some(request) = requests.recv().await {
             match request {
                 Watch::Open(name) => {
-                    let task = tokio::spawn(Box::pin(self.clone().watch(name.clone())));
-                    watches.insert(name, AbortOnDropHandle::new(task));
+                    let open = CancellationToken::new();
+                    let watching = self.clone().watch(name.clone());
+                    let task = tokio::spawn(Box::pin(open.clone().run_until_cancelled_owned(watching)));
+                    watches.insert(name, (open.drop_guard(), task));
                 }
                 Watch::Close(name) => {
-                    if let Some(task) = watches.remove(&name) {
-                        task.abort();
+                    if let Some((open, task)) = watches.remove(&name) {
+                        drop(open);
                         // Its end must not end the next watch of the name.
                         let _ = task.await;
                     }

@@ -28,7 +28,6 @@ pub(in crate::engine::etcd) struct Connection {
     state: Arc<State>,
 }
 
-#[derive(Default)]
 pub(super) struct State {
     pub closed: CancellationToken,
     requests: watch::Sender<Requests>,
@@ -86,11 +85,18 @@ impl Connection {
             .handshake::<_, Bytes>(io)
             .await
             .map_err(|error| broken(&error))?;
-        let state = Arc::new(State::default());
+        let state = Arc::new(State {
+            closed: CancellationToken::new(),
+            requests: watch::Sender::default(),
+            is_silent: AtomicBool::new(false),
+        });
         let closed = state.closed.clone();
         let driver = async move {
-            if let Some(Err(error)) = closed.run_until_cancelled(connection).await {
-                tracing::debug!(%error, "a connection to etcd broke");
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection to etcd broke");
+                },
+                () = closed.cancelled() => {}
             }
             closed.cancel();
         };
@@ -103,8 +109,7 @@ impl Connection {
         };
         let head = connection.request(HEALTH, None)?;
         let checking = close_when_silent(connection.sender.clone(), head, connection.state.clone(), is_alone);
-        let closed = connection.state.closed.clone();
-        tokio::spawn(closed.run_until_cancelled_owned(checking).boxed());
+        tokio::spawn(checking.boxed());
         Ok(connection)
     }
 
@@ -135,9 +140,11 @@ impl Connection {
 
     /// Waits until a request can be sent.
     async fn ready(&self) -> Result<SendRequest<Bytes>, Status> {
-        let ready = self.sender.clone().ready();
-        let sender = self.state.closed.run_until_cancelled(ready).await;
-        sender.ok_or_else(closed)?.map_err(|error| broken(&error))
+        tokio::select! {
+            biased;
+            () = self.state.closed.cancelled() => Err(closed()),
+            sender = self.sender.clone().ready() => sender.map_err(|error| broken(&error)),
+        }
     }
 
     fn begin(&self, mut sender: SendRequest<Bytes>, path: &str, token: Option<&str>) -> Result<Stream, Status> {

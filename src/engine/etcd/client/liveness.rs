@@ -7,7 +7,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Request;
-use tokio::time::{sleep, timeout};
 
 use super::connection::State;
 use crate::clock::Moment;
@@ -34,9 +33,15 @@ pub(super) async fn close_when_silent(
     let wait = if is_alone { 3 * PROBE } else { PROBE };
     loop {
         let oldest = state.oldest();
-        match oldest {
-            Some(_) => sleep(TICK).await,
-            None => state.begun().await,
+        let pause = async {
+            match oldest {
+                Some(_) => tokio::time::sleep(TICK).await,
+                None => state.begun().await,
+            }
+        };
+        tokio::select! {
+            () = state.closed.cancelled() => return,
+            () = pause => {}
         }
         let Some(age) = oldest.map(Moment::elapsed).filter(|age| *age >= 2 * TICK) else {
             is_suspect = false;
@@ -48,7 +53,16 @@ pub(super) async fn close_when_silent(
             answer.await.map(drop)
         };
         tokio::pin!(probe);
-        let is_answered = timeout(wait, &mut probe).await.is_ok() || timeout(wait, &mut probe).await.is_ok();
+        let mut is_answered = false;
+        for _ in 0..2 {
+            tokio::select! {
+                () = state.closed.cancelled() => return,
+                answered = tokio::time::timeout(wait, &mut probe) => if answered.is_ok() {
+                    is_answered = true;
+                    break;
+                },
+            }
+        }
         let is_stuck = age >= SILENCE && std::mem::replace(&mut is_suspect, age >= SILENCE) && !is_alone;
         if !is_answered || is_stuck {
             state.is_silent.store(true, Relaxed);

@@ -121,21 +121,23 @@ struct Queue {
 
 impl Shared {
     fn send(&self, request: Request, sink: Sink, is_urgent: bool) {
-        if request.length() > MAX_REQUEST {
-            return answer(sink, Err(Failure::TooLong));
-        }
-        let mut queue = self.queue.lock();
-        if queue.is_closed {
-            drop(queue);
-            return answer(sink, Err(Failure::Closed));
-        }
-        let pending = Pending { request, sink };
-        match is_urgent {
-            true => queue.urgent.push_back(pending),
-            false => queue.requests.push_back(pending),
-        }
-        drop(queue);
-        self.wake.notify_one();
+        let refusal = if request.length() > MAX_REQUEST {
+            Failure::TooLong
+        } else {
+            let mut queue = self.queue.lock();
+            if !queue.is_closed {
+                let pending = Pending { request, sink };
+                if is_urgent {
+                    queue.urgent.push_back(pending)
+                } else {
+                    queue.requests.push_back(pending)
+                }
+                drop(queue);
+                return self.wake.notify_one();
+            }
+            Failure::Closed
+        };
+        answer(sink, Err(refusal));
     }
 }
 

@@ -299,8 +299,11 @@ impl Link<'_> {
         if let (Sink::Sync(sent), code::OK) = (&sink, head.code)
             && let Some(until) = self.evidence.answered(*sent, Moment::now())
         {
-            let state = &self.shared.state;
-            state.send_modify(|state| state.until = until.max(state.until));
+            self.shared.state.send_if_modified(|state| {
+                let is_later = until > state.until;
+                state.until = until.max(state.until);
+                is_later
+            });
         }
         let reply = match head.code {
             code::OK => Ok(Reply {
