@@ -239,7 +239,7 @@ impl Core {
                 let written = self.write(owner, leases.collect(), &nobody, ttl).await?;
                 let is_done = written.is_some();
                 let hold = |entries| self.hold(&nobody, entries, fence, sent, false);
-                written.into_iter().map(hold).all(|is_held| is_held) && is_done
+                written.into_iter().all(hold) && is_done
             } else {
                 entries.is_empty() || self.store.delete(&entries).await?
             };
