@@ -82,7 +82,7 @@ for (const kind of Object.keys(KINDS).filter((kind) => kind !== 'memory')) {
       await lock.release()
       hung.kill('SIGKILL')
       await hung.ended
-      // On a store without a queue the live waiter may be served first, and after it a hung one, which does not look hung yet.
+      // On a store without a queue the live waiter may be served first, and a hung one, which is not known as such yet, after it.
       await until('nothing is left', async () => (await locks.list()).length === 0)
     })
   })
