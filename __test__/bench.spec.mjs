@@ -51,6 +51,8 @@ const POSTGRES = [
   'advisory-pipelined',
   'bare-commits',
 ]
+const ETCD = ['holdfast', 'holdfast-using', 'holdfast-lock', 'etcd3', 'etcd3-bare']
+const ZOOKEEPER = ['holdfast', 'holdfast-using', 'holdfast-lock', 'node-zookeeper-client', 'node-zookeeper-client-bare']
 const RUST = ['holdfast', 'advisory-pipelined-1', 'advisory-pipelined-2']
 const SAME_DRIVER = 'By the same Rust driver, PostgreSQL '
 const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
@@ -144,7 +146,8 @@ function assertTables(section, contenders, loads) {
         // The service without locks sends nothing to the server, and Linux counts the CPU of processes in 10 ms.
         const mayBeZero =
           (row[1] === 'no-lock' && /server|requests|scripts|bytes/.test(columns[at])) ||
-          ([POSTGRES, POSTGRES_TLS, MYSQL, MYSQL_TLS, RUST].includes(contenders) && /server CPU/.test(columns[at])) ||
+          ([POSTGRES, POSTGRES_TLS, MYSQL, MYSQL_TLS, ETCD, ZOOKEEPER, RUST].includes(contenders) &&
+            /server CPU/.test(columns[at])) ||
           (contenders === RUST && /client CPU/.test(columns[at]))
         if (at > 1 && at < row.length - 1 && !(mayBeZero && parseFloat(cell) === 0))
           assert.ok(parseFloat(cell) > 0, row.join())
@@ -153,14 +156,16 @@ function assertTables(section, contenders, loads) {
   }
 }
 
-/** The report on an SQL server has its tables. `waiting`: the contenders of the hand-offs. */
-function assertSqlServer(report, title, contenders, throughTls, waiting) {
+/** The report on a server has its tables. `waiting`: the contenders of the hand-offs; `throughTls`: those of the pairs through TLS. */
+function assertServer(report, title, contenders, waiting, throughTls) {
   const parts = Object.entries(split(report, '##')).filter(([title]) => !title.startsWith(SAME_DRIVER))
-  const [pairs, tls, leases, handoffs] = [parts[2], parts[3], parts.at(-1), parts.slice(4, -1)]
+  const [pairs, tls, leases, handoffs] = [parts[2], parts[3], parts.at(-1), parts.slice(throughTls ? 4 : 3, -1)]
   assert.match(pairs[0], title)
   assertTables(pairs[1], contenders, [1, 256])
-  assert.equal(tls[0], `${pairs[0]}, TLS`)
-  assertTables(tls[1], throughTls, [1, 256])
+  if (throughTls) {
+    assert.equal(tls[0], `${pairs[0]}, TLS`)
+    assertTables(tls[1], throughTls, [1, 256])
+  }
   assert.deepEqual(leases?.[0], '200 leases with a ttl of 3 s, for 3 s')
   assert.ok(parseFloat(rowsOf(leases?.[1] ?? '')[0][4]) > 0)
   assert.deepEqual(
@@ -189,6 +194,8 @@ describe('npm run bench -- --quick', () => {
       ...Object.keys(HANDOFFS),
       'PostgreSQL',
       'MariaDB',
+      'etcd',
+      'ZooKeeper',
       'Held leases',
     ])
     const titles = Object.keys(sections)
@@ -208,7 +215,7 @@ describe('npm run bench -- --quick', () => {
 
   it('measures pairs, hand-offs and leases on PostgreSQL', () => {
     const waiting = ['holdfast', 'advisory-locks', 'verrou-knex']
-    assertSqlServer(reports.PostgreSQL, /^Pairs, PostgreSQL \d[\d.]+$/, POSTGRES, POSTGRES_TLS, waiting)
+    assertServer(reports.PostgreSQL, /^Pairs, PostgreSQL \d[\d.]+$/, POSTGRES, waiting, POSTGRES_TLS)
   })
 
   it('measures holdfast and advisory locks by the same Rust driver', () => {
@@ -218,7 +225,12 @@ describe('npm run bench -- --quick', () => {
   })
 
   it('measures pairs, hand-offs and leases on MariaDB', () => {
-    assertSqlServer(reports.MariaDB, /^Pairs, MariaDB \d[\d.]+$/, MYSQL, MYSQL_TLS, ['holdfast', 'get-lock'])
+    assertServer(reports.MariaDB, /^Pairs, MariaDB \d[\d.]+$/, MYSQL, ['holdfast', 'get-lock'], MYSQL_TLS)
+  })
+
+  it('measures pairs, hand-offs and leases on etcd and ZooKeeper', () => {
+    assertServer(reports.etcd, /^Pairs, etcd \d[\d.]+$/, ETCD, ['holdfast', 'etcd3'])
+    assertServer(reports.ZooKeeper, /^Pairs, ZooKeeper \d[\d.]+$/, ZOOKEEPER, ['holdfast', 'node-zookeeper-client'])
   })
 
   it('has the event-loop delay of the service', () => {
@@ -302,6 +314,8 @@ describe('npm run bench -- --quick', () => {
       'results-handoff-mongodb',
       'results-postgres',
       'results-mysql',
+      'results-etcd',
+      'results-zookeeper',
       'results-leases',
     ].map((name) => `${name}.md`)
     const plots = ['results.svg', 'results-loop.svg']
@@ -372,9 +386,15 @@ describe('a contender that does not do what is measured', { concurrency: 2 }, ()
     'handoff-postgres': /n has two holders[^]*holdfast ended with 1/,
     mysql: SILENT,
     'handoff-mysql': /n has two holders[^]*holdfast ended with 1/,
+    etcd: SILENT,
+    'handoff-etcd': /n has two holders[^]*holdfast ended with 1/,
+    zookeeper: SILENT,
+    'handoff-zookeeper': /n has two holders[^]*holdfast ended with 1/,
     leases: /holdfast has 0 of 200 leases/,
     'leases-postgres': /holdfast lost 0 of 200 leases in 0 statements/,
     'leases-mysql': /holdfast lost 0 of 200 leases in 0 statements/,
+    'leases-etcd': /holdfast lost 0 of 200 leases in 0 statements/,
+    'leases-zookeeper': /holdfast lost 0 of 200 leases in 0 statements/,
   }
   for (const [part, reason] of Object.entries(NO_LOCK)) {
     it(`it grants everything: ${part}`, { timeout: 120_000 }, async () => {
