@@ -130,7 +130,8 @@ impl LocalEntries {
         // Nothing reports the deletion of an entry while the watch was being opened.
         let may_be_gone = |began| {
             let name = state.names.get(key).filter(|name| name.opened > began);
-            name.and_then(|name| name.mirror.as_ref()).is_some_and(|(_, mirror)| !mirror.has(id))
+            name.and_then(|name| name.mirror.as_ref())
+                .is_some_and(|(_, mirror)| !mirror.has(id))
         };
         let attempt = waiter.attempt.take();
         let is_deleted = attempt.is_some_and(|(began, deleted)| deleted.contains(id) || may_be_gone(began));

@@ -10,12 +10,7 @@ use crate::model::{Claim, Key, OwnerToken};
 const ROUNDS: usize = 5;
 
 /// The errors of a part of a multi after which it is repeated, and those of the parts around it.
-const PASSING: [i32; 4] = [
-    code::OK,
-    code::ROLLED_BACK,
-    code::NO_NODE,
-    code::NODE_EXISTS,
-];
+const PASSING: [i32; 4] = [code::OK, code::ROLLED_BACK, code::NO_NODE, code::NODE_EXISTS];
 /// The last number of an entry that is used. The server repeats the number 2^31 - 1 for ever.
 const LAST_NUMBER: u64 = 2_000_000_000;
 
@@ -183,11 +178,14 @@ impl Zookeeper {
                     continue;
                 }
             }
-            let created = create.iter().zip(parts.into_iter().skip(missing.len())).filter_map(|(name, part)| {
-                let Part::Created(path) = part else { return None };
-                let child = Child::parse(path.rsplit_once('/')?.1)?;
-                Some(child.entry(name, reply.session, record.clone()))
-            });
+            let created = create
+                .iter()
+                .zip(parts.into_iter().skip(missing.len()))
+                .filter_map(|(name, part)| {
+                    let Part::Created(path) = part else { return None };
+                    let child = Child::parse(path.rsplit_once('/')?.1)?;
+                    Some(child.entry(name, reply.session, record.clone()))
+                });
             let created: Vec<Stored> = created.collect();
             if created.iter().any(|entry| entry.place.0 > LAST_NUMBER) {
                 let deletions = created.iter().map(|entry| Request::delete(&self.path(entry), -1));

@@ -136,6 +136,10 @@ impl Store for Zookeeper {
         true
     }
 
+    fn keeps_names(&self) -> bool {
+        false
+    }
+
     fn longest_lease(&self) -> Option<Duration> {
         Some(self.client.state().timeout / 2)
     }
@@ -213,7 +217,9 @@ impl Store for Zookeeper {
         let reply = self.client.call(Request::multi_read(&reads)).await;
         let parts = reply.and_then(|reply| Ok(reply.parts()?));
         match parts.map_err(|refusal| self.failure(refusal))?.as_slice() {
-            [Part::Data(..), Part::Data(_, folder)] if self.revisions.is_current(revision) => Ok(Some(Fence(folder.last_child_change as u64))),
+            [Part::Data(..), Part::Data(_, folder)] if self.revisions.is_current(revision) => {
+                Ok(Some(Fence(folder.last_child_change as u64)))
+            }
             _ => Ok(None),
         }
     }

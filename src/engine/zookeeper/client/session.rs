@@ -110,8 +110,12 @@ impl Session {
 
     async fn open_at(&mut self, server: &Server) -> Result<Connection, ConnectFailure> {
         let (servers, session_timeout) = (&self.shared.servers, self.shared.session_timeout);
-        // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
-        let limit = silence(session_timeout) * if self.key.id == 0 { 2 } else { 1 };
+        let limit = match self.key.id {
+            // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
+            0 => SILENCE * 2,
+            // The server may have chosen another timeout.
+            _ => silence(self.shared.state.borrow().timeout),
+        };
         for _ in 0..2 {
             let opening = connection::open(server, servers, session_timeout, &self.key);
             let late = |_| {

@@ -147,6 +147,24 @@ async fn repeated_attempts_leave_one_entry() {
     }
 }
 
+/// The server raises a session timeout that is too short.
+#[tokio::test]
+async fn the_session_timeout_is_that_of_the_server() {
+    let Some(url) = url() else { return };
+    let asked = Duration::from_millis(1);
+    let settings = Settings {
+        key_prefix: Some(prefix()),
+        session_timeout: Some(asked),
+        ..Settings::default()
+    };
+    let engine = open_with(&url, &settings).await;
+    let longest = engine.longest_lease().unwrap();
+    assert!(longest > 100 * asked, "{longest:?}");
+    let ours = claim(&["n"], longest);
+    acquire(&engine, &ours).await;
+    assert_eq!(engine.renew(&ours, ours.ttl).await.unwrap(), Renewed::Extended);
+}
+
 /// A distant server.
 #[tokio::test]
 async fn a_server_may_be_distant() {
