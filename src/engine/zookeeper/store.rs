@@ -23,11 +23,11 @@ pub(super) struct Zookeeper {
     pub client: Client,
     pub layout: Layout,
     local: Arc<LocalEntries>,
-    revisions: Arc<Revisions>,
+    pub revisions: Arc<Revisions>,
 }
 
 /// Numbers the messages that mirrors depend on.
-struct Revisions {
+pub(super) struct Revisions {
     connections: watch::Receiver<u64>,
     last: AtomicU64,
 }
@@ -37,7 +37,7 @@ impl Revisions {
     const BITS: u32 = 40;
 
     /// Returns the number of a message of the current connection. Called on its task.
-    fn next(&self) -> u64 {
+    pub(super) fn next(&self) -> u64 {
         (*self.connections.borrow() << Self::BITS) + self.last.fetch_add(1, Relaxed) + 1
     }
 

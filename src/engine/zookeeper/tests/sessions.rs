@@ -2,7 +2,8 @@
 
 use super::proxy::{Mode, Proxy};
 use super::*;
-use crate::engine::{RESERVATION, entries};
+use crate::engine::RESERVATION;
+use crate::engine::entries::{self, Store};
 
 const SESSION: Duration = Duration::from_secs(4);
 
@@ -83,6 +84,31 @@ async fn a_session_moves_to_another_connection() {
     other.release(&holder, Duration::ZERO).await.unwrap();
     handed_off(&mut subscription).await;
     assert_eq!(other.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
+}
+
+/// The server of the next connection may lag behind the one that has sent an event: its state gives no token for it.
+#[tokio::test]
+async fn a_token_is_read_on_the_connection_of_its_event() {
+    let Some(url) = url() else { return };
+    let proxy = Proxy::start(&url).await;
+    let engine = open(&proxy.url, &prefix()).await;
+    let store = &engine.store;
+    let held = claim(&["n"], LONG);
+    let fence = acquire(&engine, &held).await;
+    let seen = store.look(held.keys(), Some(&held.owner)).await.unwrap();
+    let entry = seen[0].own.as_ref().unwrap();
+    let revision = store.revisions.next();
+    assert_eq!(store.token(entry, revision).await.unwrap(), Some(fence));
+    proxy.set(Mode::Closed);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    proxy.set(Mode::Forwards);
+    let token = loop {
+        if let Ok(token) = store.token(entry, revision).await {
+            break token;
+        }
+    };
+    assert_eq!(token, None);
+    assert_eq!(store.token(entry, store.revisions.next()).await.unwrap(), Some(fence));
 }
 
 /// A release while the waiter has no connection: the next connection shows it.
