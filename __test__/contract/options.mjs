@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { Worker } from 'node:worker_threads'
-import { assertFree, assertLockError, rejects, sleep, timed, until } from '../tools.mjs'
+import { assertLockError, rejects, sleep, timed, until } from '../tools.mjs'
 
 export function options(test) {
   test('the defaults are a ttl of 30 s and renewal', async (store) => {
