@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { LockService } from '../index.js'
 import { start, TIMEOUT_MS } from './cli.mjs'
-import { missing, random, serverUrl, skip } from './stores.mjs'
+import { KINDS, missing, random, serverUrl, skip } from './stores.mjs'
 import { until } from './tools.mjs'
 
 for (const kind of ['redis', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd', 'zookeeper']) {
@@ -14,7 +14,7 @@ for (const kind of ['redis', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd',
     const service = await LockService.connect(server)
     for (const wait of [
       ['--wait', '30s'],
-      ['--once-per', '1s', '--wait', '30s'],
+      ...(KINDS[kind].keepsNames === false ? [] : [['--once-per', '1s', '--wait', '30s']]),
       ['--ttl', '8s', '--wait', '30s'],
     ]) {
       const lock = await service.acquire(name)
@@ -22,6 +22,11 @@ for (const kind of ['redis', 'mongodb-replica-set', 'postgres', 'mysql', 'etcd',
       await until('it waits', async () => (await service.inspect(name))?.waiting === 1)
       await lock.release()
       assert.deepEqual(await ended, { code: 0, stdout: 'ran\n', stderr: '' })
+    }
+    for (const option of KINDS[kind].keepsNames === false ? ['--once-per', '--min-hold'] : []) {
+      const { code, stderr } = await start(['run', '--url', server, option, '1h', name, '--', 'echo', 'ran']).ended
+      assert.equal(code, 64)
+      assert.match(stderr, /needs another store/)
     }
     await service.close()
   })

@@ -241,6 +241,22 @@ for (const kind of SERVER_KINDS) {
         assert.equal(await next.lock.release(), true)
       })
 
+      test(`${what}: a call that waits rejects`, async ({ proxy, direct, ...fixture }) => {
+        const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS })
+        const held = await direct.acquire('name', { ttlMs: 60_000 })
+        const wait = rejects(locks.acquire('name', { waitMs: 60_000 }), 'LOCK_STORE', { retryable: true })
+        await waiting(locks, 1)
+        await begin(proxy)
+        const startedAt = performance.now()
+        await wait
+        // After the next poll, where the wait depends on it.
+        const limitMs = 5000 + 2 * STORE_TIMEOUT_MS + 2000 + SLACK_MS
+        assert.ok(performance.now() - startedAt < limitMs, `after ${performance.now() - startedAt} ms`)
+        await end(proxy)
+        assert.equal(await held.release(), true)
+        await assertNothingLeft(direct)
+      })
+
       test(`${what}: waiters are served when the store is back`, async ({ proxy, direct, ...fixture }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 4000 })
         const held = await direct.acquire('name', { ttlMs: 60_000 })

@@ -35,7 +35,7 @@ class ProxiedConnection {
     for (const socket of [client, this.server]) {
       socket.setNoDelay(true)
       socket.on('error', () => {})
-      socket.on('close', () => this.cut())
+      socket.on('close', () => proxy.isSilent || this.cut())
     }
     client.on('data', (data) => {
       if (proxy.intercept?.(data, this)) return
@@ -112,6 +112,8 @@ class Proxy {
   /** @type {Set<ProxiedConnection>} */
   connections = new Set()
   holds = { toServer: false, toClient: false }
+  /** Whether no side of a connection sees the end of the other one. */
+  isSilent = false
   delayMs = 0
   /** Whether new connections are accepted and get no data. Open ones work. */
   hangsNew = false
@@ -190,8 +192,16 @@ class Proxy {
     for (const connection of this.connections) connection.isBlackholed = true
   }
 
+  /** Holds everything, also the ends of connections, until `resume()`, which breaks them. */
+  silence() {
+    this.freeze()
+    this.isSilent = true
+  }
+
   /** Sends the held data, and holds nothing any more. */
   resume() {
+    if (this.isSilent) this.cut()
+    this.isSilent = false
     this.holds = { toServer: false, toClient: false }
     for (const connection of this.connections) connection.resume()
   }

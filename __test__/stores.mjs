@@ -54,6 +54,7 @@ export const KINDS = {
     deadMs: 5500,
     losesPositions: true,
     longestMs: 5000,
+    keepsNames: false,
   },
 }
 

@@ -40,7 +40,7 @@ class Cluster {
     )
     for (const link of this.links) {
       const isUp = listening.has(link.port) && !this.#cut.has(link.from) && !this.#cut.has(link.to)
-      if (link.isBusy || isUp === link.isUp) continue
+      if (link.isBusy || link.proxy.isSilent || isUp === link.isUp) continue
       Object.assign(link, { isUp, isBusy: true })
       const changed = isUp ? link.proxy.up() : link.proxy.down()
       changed.catch(() => {}).finally(() => (link.isBusy = false))
@@ -74,9 +74,9 @@ class Cluster {
     while (this.linksOf(index).some(({ isUp, isBusy }) => isUp || isBusy)) await sleep(10)
   }
 
-  /** Nothing passes between two servers, and no connection breaks. @param {number} one @param {number} other */
+  /** Nothing passes between two servers, not even the end of a connection. @param {number} one @param {number} other */
   silence(one, other) {
-    for (const { from, to, proxy } of this.linksOf(one)) if (from === other || to === other) proxy.freeze()
+    for (const { from, to, proxy } of this.linksOf(one)) if (from === other || to === other) proxy.silence()
   }
 
   heal() {

@@ -46,7 +46,7 @@ export function failover(driver) {
       test(title, async (connect, leader) => {
         const [a, b] = [await connect(), await connect()]
         const held = await a.acquire('held', { ttlMs: 30_000 })
-        const wait = b.acquire('held', { waitMs: 60_000 })
+        const wait = b.acquire('held', { waitMs: 60_000, onStoreError: 'wait' })
         await until('a waiter', async () => (await a.inspect('held'))?.waiting === 1)
         await end(leader)
         const others = [0, 1, 2].filter((index) => index !== leader)
@@ -96,7 +96,7 @@ export function failover(driver) {
         const held = await a.acquire('n', { ttlMs: 2000 })
         let lostAt = Infinity
         held.signal.addEventListener('abort', () => (lostAt = performance.now()))
-        const wait = b.acquire('n', { waitMs: 60_000 })
+        const wait = b.acquire('n', { waitMs: 60_000, onStoreError: 'wait' })
         await until('a waiter', async () => (await b.inspect('n').catch(() => null))?.waiting === 1)
         await cluster.cutOff(cut)
         const next = await wait.catch((error) => {
@@ -180,7 +180,7 @@ export function failover(driver) {
       if (noSteps) return t.skip(noSteps)
       const [a, b] = [await connect(), await connect()]
       const held = await a.acquire('held', { ttlMs: 3000 })
-      const wait = later(b.acquire('held', { waitMs: 100_000 }))
+      const wait = later(b.acquire('held', { waitMs: 100_000, onStoreError: 'wait' }))
       const task = { url: cluster.url(), options: { keyPrefix }, names: 'dead', acquire: { ttlMs: 3000 } }
       if (driver.service) task.options.sessionTimeoutMs = 8000
       const members = [0, 1, 2].map((index) => cluster.members[(leader + index) % 3])

@@ -168,6 +168,10 @@ impl Engine for EntryEngine {
         self.core.store.longest_lease()
     }
 
+    fn keeps_names(&self) -> bool {
+        self.core.store.keeps_names()
+    }
+
     fn most_names(&self) -> usize {
         MOST_NAMES
     }

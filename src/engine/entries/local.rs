@@ -43,6 +43,8 @@ pub(super) struct State {
     names: HashMap<Key, Name>,
     /// The number of times that a claim began to wait.
     entered: u64,
+    /// The number of times that the entries of a name were read.
+    opened: u64,
 }
 
 #[derive(Default)]
@@ -51,8 +53,8 @@ pub(super) struct Waiter {
     is_subscribed: bool,
     /// The name that it waits for.
     key: Option<Key>,
-    /// Its entries that were deleted during the attempt in progress. `None`: there is no attempt.
-    deleted: Option<Vec<Arc<str>>>,
+    /// [`State::opened`] at the beginning of the attempt in progress, and its entries that were deleted since. `None`: there is no attempt.
+    attempt: Option<(u64, Vec<Arc<str>>)>,
     /// The grant that it has not taken yet.
     hand_off: Option<HandOff>,
 }
@@ -72,8 +74,8 @@ struct Name {
     waiters: HashMap<Arc<str>, Entered>,
     /// The entries, and their revision. `None`: the watch is being opened.
     mirror: Option<(u64, Mirror)>,
-    /// The ids of the waiters whose entries existed before the read in progress.
-    expected: Vec<Arc<str>>,
+    /// [`State::opened`] after the entries were read.
+    opened: u64,
 }
 
 impl Name {
@@ -134,7 +136,8 @@ impl LocalEntries {
     /// [`LocalEntries::enter`] then knows whether its entry was deleted in the meantime. Call `enter` or `leave` after the answer.
     pub(super) fn begin_attempt(&self, owner: &OwnerToken) {
         let mut state = self.state.lock();
-        state.waiters.entry(owner.clone()).or_default().deleted = Some(Vec::new());
+        let opened = state.opened;
+        state.waiters.entry(owner.clone()).or_default().attempt = Some((opened, Vec::new()));
     }
 
     /// Records that a claim waits for `key` with the entry `id`, and opens the watch for the first one.
@@ -142,7 +145,14 @@ impl LocalEntries {
         let mut state = self.state.lock();
         let state = &mut *state;
         let waiter = state.waiters.entry(owner.clone()).or_default();
-        let is_deleted = waiter.deleted.take().is_some_and(|deleted| deleted.contains(id));
+        // Nothing reports the deletion of an entry while the watch was being opened.
+        let may_be_gone = |began| {
+            let name = state.names.get(key).filter(|name| name.opened > began);
+            name.and_then(|name| name.mirror.as_ref())
+                .is_some_and(|(_, mirror)| !mirror.has(id))
+        };
+        let attempt = waiter.attempt.take();
+        let is_deleted = attempt.is_some_and(|(began, deleted)| deleted.contains(id) || may_be_gone(began));
         let now = (!is_deleted).then(|| key.clone());
         let before = std::mem::replace(&mut waiter.key, now.clone());
         if is_deleted {
@@ -180,7 +190,7 @@ impl LocalEntries {
             return;
         };
         let key = waiter.get_mut().key.take();
-        (waiter.get_mut().deleted, waiter.get_mut().hand_off) = (None, None);
+        (waiter.get_mut().attempt, waiter.get_mut().hand_off) = (None, None);
         if !waiter.get().is_subscribed {
             waiter.remove();
         }
@@ -223,7 +233,6 @@ impl LocalEntries {
             return false;
         };
         name.mirror = None;
-        name.expected = name.waiters.keys().cloned().collect();
         true
     }
 
@@ -231,15 +240,17 @@ impl LocalEntries {
     /// order in which this process receives its messages. Wakes the waiters whose entries are gone.
     pub(in crate::engine) fn opened(&self, key: &Key, revision: u64, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.state.lock();
+        let state = &mut *state;
         let Some(name) = state.names.get_mut(key) else { return };
+        state.opened += 1;
+        name.opened = state.opened;
         let mut mirror = Mirror::default();
         entries
             .into_iter()
             .for_each(|entry| mirror.apply(Change::Created(entry)));
+        let gone = name.waiters.keys().filter(|id| !mirror.has(id)).cloned().collect();
         name.mirror = Some((revision, mirror));
-        let is_gone = |id: &Arc<str>| name.mirror.as_ref().is_some_and(|(_, mirror)| !mirror.has(id));
-        let gone = std::mem::take(&mut name.expected).into_iter().filter(is_gone).collect();
-        self.decide(&mut state, key, gone);
+        self.decide(state, key, gone);
     }
 
     /// Applies all changes of one revision of the store, if it is newer than the entries, and wakes the waiters whose entries were deleted.
@@ -250,7 +261,7 @@ impl LocalEntries {
             let Change::Deleted(id, owner) = change else { continue };
             deleted.push(id.clone());
             let waiter = owner.as_ref().and_then(|owner| state.waiters.get_mut(owner));
-            if let Some(during) = waiter.and_then(|waiter| waiter.deleted.as_mut()) {
+            if let Some((_, during)) = waiter.and_then(|waiter| waiter.attempt.as_mut()) {
                 during.push(id.clone());
             }
         }

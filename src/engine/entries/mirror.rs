@@ -45,7 +45,8 @@ pub(in crate::engine) enum Change {
 /// before it.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Mirror {
-    entries: BTreeMap<Place, (Arc<str>, Share)>,
+    /// Another program may give two entries the same place.
+    entries: BTreeMap<(Place, Arc<str>), Share>,
     places: HashMap<Arc<str>, Place>,
 }
 
@@ -54,13 +55,13 @@ impl Mirror {
         match change {
             Change::Created(Entry { id, place, share }) => {
                 if let Some(before) = self.places.insert(id.clone(), place) {
-                    self.entries.remove(&before);
+                    self.entries.remove(&(before, id.clone()));
                 }
-                self.entries.insert(place, (id, share));
+                self.entries.insert((place, id), share);
             }
             Change::Deleted(id, _) => {
                 if let Some(place) = self.places.remove(&id) {
-                    self.entries.remove(&place);
+                    self.entries.remove(&(place, id));
                 }
             }
         }
@@ -72,7 +73,7 @@ impl Mirror {
 
     /// Returns the entries that are granted: the longest run of oldest entries that fits.
     pub(super) fn granted(&self) -> impl Iterator<Item = &Arc<str>> {
-        granted(self.entries.values().map(|(id, share)| (id, *share)))
+        granted(self.entries.iter().map(|((_, id), share)| (id, *share)))
     }
 }
 
@@ -131,5 +132,9 @@ mod tests {
         mirror.apply(created("b", (12, 0)));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");
         assert!(mirror.has("b") && !mirror.has("a"));
+        // The end of one of two entries in the same place is not that of the other one.
+        mirror.apply(created("d", (9, 0)));
+        mirror.apply(Change::Deleted("d".into(), None));
+        assert_eq!(first(&mirror).as_deref(), Some("c"));
     }
 }

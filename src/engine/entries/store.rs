@@ -83,6 +83,11 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
         None
     }
 
+    /// As [`Engine::keeps_names`](crate::engine::Engine::keeps_names).
+    fn keeps_names(&self) -> bool {
+        true
+    }
+
     /// Whether it executes requests in the order in which the methods were called.
     fn keeps_order(&self) -> bool {
         false

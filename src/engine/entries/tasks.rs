@@ -91,7 +91,12 @@ impl Core {
         let (Some(fence), Some(ttl), Some(until)) = (fence, entry.ttl(), self.store.lasts_until(entry.session)) else {
             return Ok(false);
         };
-        let until = until.min(now + ttl.duration().min(RESERVATION));
+        let reservation = ttl.duration().min(RESERVATION);
+        if until < now + reservation / 2 {
+            // An attempt finds out whether the session lasts.
+            return Ok(false);
+        }
+        let until = until.min(now + reservation);
         let is_granted = self.own.update(owner, |_, own| {
             let is_waiting = waiting(own) && !until.is_past();
             is_waiting.then(|| {

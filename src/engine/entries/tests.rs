@@ -155,11 +155,21 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert!(!is_woken(&mut subscription).await);
     assert_eq!(f.opened(20, [entry(&id(&other), 3)]), f.granted(&other, 20));
     assert!(is_woken(&mut subscription).await);
-    // Of a read that began before it.
+    // Of a read that began before it: it is a newer one, or was deleted before the read.
     f.entries.lost(&f.key);
     assert!(f.entries.begin_read(&f.key));
     assert_eq!(f.enter(&waiter), []);
     assert_eq!(f.opened(30, [entry(&id(&other), 3)]), []);
+    assert!(is_woken(&mut subscription).await);
+    // Of a read during the attempt.
+    f.entries.begin_attempt(&waiter.owner);
+    f.entries.lost(&f.key);
+    assert!(f.entries.begin_read(&f.key));
+    assert_eq!(f.opened(40, [entry(&id(&other), 3)]), []);
+    f.entries.enter(&waiter.owner, &f.key, &id(&waiter));
+    assert!(is_woken(&mut subscription).await);
+    f.entries.begin_attempt(&waiter.owner);
+    f.entries.enter(&waiter.owner, &f.key, &id(&waiter));
     assert!(!is_woken(&mut subscription).await);
     f.entries.wake_name(&f.key);
     // After the other one, which came first.

@@ -19,9 +19,8 @@ use futures_util::future::join_all;
 
 use parking_lot::Mutex;
 
-use super::client::messages::{Header, LeaseGrantRequest, LeaseRequest, LeaseResponse, RangeRequest, RangeResponse};
+use super::client::messages::{Header, LeaseGrantRequest, LeaseRequest, LeaseResponse, RangeRequest};
 use super::client::{Client, Outcome};
-use super::txn::RANGE;
 use crate::clock::Moment;
 use crate::model::Ttl;
 
@@ -182,8 +181,7 @@ impl Leases {
             key: self.key.clone(),
             ..RangeRequest::default()
         };
-        let answer: RangeResponse = self.client.call(RANGE, &request, None).await?;
-        let term = term_of(answer.header);
+        let term = term_of(self.client.range(&request).await?.header);
         self.term.fetch_max(term, Relaxed);
         Ok(term)
     }

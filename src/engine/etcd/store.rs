@@ -66,7 +66,7 @@ impl Etcd {
                 keys_only,
                 ..RangeRequest::default()
             };
-            let reading = async { Ok(self.range(&request).await?) };
+            let reading = async { Ok(self.client.range(&request).await?) };
             let answer = Failure::after(page_timeout, self.address(), reading).await?;
             if at == 0 {
                 at = answer.header.map_or(0, |header| header.revision);
@@ -202,7 +202,7 @@ impl Store for Etcd {
             // Reads are answered all the same.
             Err(refusal) if refusal.status.is_full() => {
                 let requests: Vec<RangeRequest> = entries.iter().map(read).collect();
-                try_join_all(requests.iter().map(|request| self.range(request))).await?
+                try_join_all(requests.iter().map(|request| self.client.range(request))).await?
             }
             Err(refusal) => return Err(refusal.into()),
         };

@@ -13,7 +13,6 @@ use crate::model::{Claim, Key, OwnerToken};
 use std::sync::Arc;
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
-pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
 
 /// The comparison that is true for a range without keys.
 pub(super) fn is_empty((key, range_end): Range) -> Compare {
@@ -50,10 +49,6 @@ pub(super) fn range_of(answer: Option<ResponseOp>) -> RangeResponse {
 impl Etcd {
     pub(super) async fn txn(&self, request: &TxnRequest, attempt: Option<&Claim>) -> Answer<TxnResponse> {
         self.client.call(TXN, request, attempt).await
-    }
-
-    pub(super) async fn range(&self, request: &RangeRequest) -> Answer<RangeResponse> {
-        self.client.call(RANGE, request, None).await
     }
 
     pub(super) fn key(&self, entry: &Stored) -> Vec<u8> {

@@ -19,6 +19,11 @@ pub(super) fn failure(refusal: Refusal, address: &str) -> Failure {
                         shorter names or less metadata";
             (false, text.to_owned())
         }
+        Refusal::NoNumbers => {
+            let text = "the name has had 2 billion entries since it was last unused, and the server cannot count further: it begins again \
+                        some time after the last lock and the last waiter of the name";
+            (true, at(text))
+        }
         Refusal::Closed => (false, "the connection is closed".to_owned()),
     };
     Failure {

@@ -102,14 +102,9 @@ impl Child {
         self.owner.as_ref() == Some(owner)
     }
 
-    /// Returns its place.
-    ///
-    /// # Behavior
-    /// A transfer creates an entry with the number of the old one, before it deletes that. So a place has a second part.
+    /// Returns its place. A transfer creates an entry with the number of the old one, before it deletes that.
     pub(super) fn place(&self) -> Place {
-        let owner = self.owner.as_ref().map_or(self.name.as_str(), OwnerToken::as_str);
-        let second = owner.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        (self.number, second.unwrap_or_default())
+        (self.number, 0)
     }
 
     /// Returns the entry for the mirror of the name.
@@ -199,7 +194,6 @@ mod tests {
             .map(|child| child.number)
             .collect();
         assert_eq!(owned, [7]);
-        assert_eq!(children[2].place(), (7, 0x0011_2233));
         // A repeated request has created a second one: the end of one is not that of the other.
         let ids = ["0000000007", "0000000008"]
             .map(|number| Child::parse(&format!("{prefix}{number}")).unwrap().mirrored().id);

@@ -9,6 +9,11 @@ use crate::model::{Claim, Key, OwnerToken};
 /// How often a request is repeated because a folder or an entry was deleted in the meantime.
 const ROUNDS: usize = 5;
 
+/// The errors of a part of a multi after which it is repeated, and those of the parts around it.
+const PASSING: [i32; 4] = [code::OK, code::ROLLED_BACK, code::NO_NODE, code::NODE_EXISTS];
+/// The last number of an entry that is used. The server repeats the number 2^31 - 1 for ever.
+const LAST_NUMBER: u64 = 2_000_000_000;
+
 /// The entries of a name, the oldest first, and the last change of their folder.
 type Children = (Vec<Child>, u64);
 
@@ -28,19 +33,6 @@ impl Zookeeper {
             let create = Request::create(&chroot[..end], &[], access, Kind::Persistent);
             match self.client.call(create).await {
                 Ok(_) | Err(Refusal::Refused(code::NODE_EXISTS)) => {}
-                Err(refusal) => return Err(refusal),
-            }
-        }
-        Ok(())
-    }
-
-    /// Creates the folder of a name, and the path of the URL if it is missing.
-    pub(super) async fn create_folder(&self, name: &Key) -> Answer<()> {
-        for _ in 0..2 {
-            let create = Request::create(&self.layout.folder(name), &[], self.layout.access, Kind::Container);
-            match self.client.call(create).await {
-                Ok(_) | Err(Refusal::Refused(code::NODE_EXISTS)) => break,
-                Err(Refusal::Refused(code::NO_NODE)) => self.chroot().await?,
                 Err(refusal) => return Err(refusal),
             }
         }
@@ -146,34 +138,60 @@ impl Zookeeper {
         // At first all names may be free.
         record.set &= !is_first;
         let data = record.to_json();
+        let mut missing: Vec<&Key> = Vec::new();
         for _ in 0..ROUNDS {
+            // With its first entry: the server never removes a container that had none.
+            let folders = missing
+                .iter()
+                .map(|name| Request::create(&self.layout.folder(name), &[], self.layout.access, Kind::Container));
             let creations = create.iter().map(|name| {
                 let path = self.layout.entry(name, &Child::prefix_of(&claim.owner));
                 Request::create(&path, &data, self.layout.access, Kind::EphemeralSequential)
             });
             let deletions = remove.iter().map(|entry| Request::delete(&self.path(entry), -1));
-            let changes: Vec<_> = creations.chain(deletions).collect();
+            let changes: Vec<_> = folders.chain(creations).chain(deletions).collect();
             let changed = self.client.call(Request::multi(&changes));
             let read = self.client.call(self.read(claim.keys()));
             let reply = changed.await?;
             let read = read.await?;
             let parts = reply.parts()?;
-            if parts.iter().any(|part| matches!(part, Part::Failed(_))) {
+            let failed = |part: &Part| match part {
+                Part::Failed(code) => Some(*code),
+                _ => None,
+            };
+            if let Some(code) = parts.iter().filter_map(failed).find(|code| !PASSING.contains(code)) {
+                return Err(Refusal::Refused(code));
+            }
+            if parts.iter().any(|part| failed(part).is_some()) {
                 // A folder or an entry was deleted: nothing was changed.
-                for name in create {
-                    self.create_folder(name).await?;
+                if !missing.is_empty() {
+                    self.chroot().await?;
                 }
+                let folders = read.parts()?;
+                let names = claim.keys().iter().zip(folders.chunks(2));
+                let is_missing = |(name, parts): &(&Key, &[Part])| {
+                    create.contains(name) && parts.contains(&Part::Failed(code::NO_NODE))
+                };
+                missing = names.filter(is_missing).map(|(name, _)| name).collect();
                 remove = &[];
                 if !create.is_empty() {
                     continue;
                 }
             }
-            let created = create.iter().zip(parts).filter_map(|(name, part)| {
-                let Part::Created(path) = part else { return None };
-                let child = Child::parse(path.rsplit_once('/')?.1)?;
-                Some(child.entry(name, reply.session, record.clone()))
-            });
+            let created = create
+                .iter()
+                .zip(parts.into_iter().skip(missing.len()))
+                .filter_map(|(name, part)| {
+                    let Part::Created(path) = part else { return None };
+                    let child = Child::parse(path.rsplit_once('/')?.1)?;
+                    Some(child.entry(name, reply.session, record.clone()))
+                });
             let created: Vec<Stored> = created.collect();
+            if created.iter().any(|entry| entry.place.0 > LAST_NUMBER) {
+                let deletions = created.iter().map(|entry| Request::delete(&self.path(entry), -1));
+                self.client.call(Request::multi(&deletions.collect::<Vec<_>>())).await?;
+                return Err(Refusal::NoNumbers);
+            }
             return self.seen(claim.keys(), Some(&claim.owner), read, &created).await;
         }
         Err(Refusal::Refused(code::NO_NODE))

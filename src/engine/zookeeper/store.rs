@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::watch;
 
 use super::client::{self, Client, Failure as Refusal, Part, Request, code};
 use super::error::failure;
@@ -22,14 +23,37 @@ pub(super) struct Zookeeper {
     pub client: Client,
     pub layout: Layout,
     local: Arc<LocalEntries>,
-    /// The number of the last message that a mirror depends on.
-    revision: Arc<AtomicU64>,
+    pub revisions: Arc<Revisions>,
+}
+
+/// Numbers the messages that mirrors depend on.
+pub(super) struct Revisions {
+    connections: watch::Receiver<u64>,
+    last: AtomicU64,
+}
+
+impl Revisions {
+    /// The number of the connection is above these bits.
+    const BITS: u32 = 40;
+
+    /// Returns the number of a message of the current connection. Called on its task.
+    pub(super) fn next(&self) -> u64 {
+        (*self.connections.borrow() << Self::BITS) + self.last.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Whether a message is one of the current connection, if there is one.
+    fn is_current(&self, revision: u64) -> bool {
+        *self.connections.borrow() == revision >> Self::BITS
+    }
 }
 
 impl Zookeeper {
     pub(super) fn new(client: Client, layout: Layout, local: Arc<LocalEntries>) -> Self {
-        let revision = Arc::new(AtomicU64::new(0));
-        let (of_events, changed, layout_) = (local.clone(), revision.clone(), layout.clone());
+        let revisions = Arc::new(Revisions {
+            connections: client.connection(),
+            last: AtomicU64::new(0),
+        });
+        let (of_events, revisions_, layout_) = (local.clone(), revisions.clone(), layout.clone());
         // On the task of the connection.
         client.set_events(Box::new(move |path, change| {
             let Some((name, child)) = layout_.split(path) else {
@@ -41,13 +65,13 @@ impl Zookeeper {
                 client::Change::Deleted => Change::Deleted(child.name.as_str().into(), child.owner),
                 client::Change::Other => return,
             };
-            of_events.changed(&name, changed.fetch_add(1, Relaxed) + 1, vec![change]);
+            of_events.changed(&name, revisions_.next(), vec![change]);
         }));
         Zookeeper {
             client,
             layout,
             local,
-            revision,
+            revisions,
         }
     }
 
@@ -55,8 +79,8 @@ impl Zookeeper {
         failure(refusal.into(), &self.client.address())
     }
 
-    /// Watches a name. Returns the failure of a request, if one failed.
-    async fn watched(&self, name: &Key) -> Option<Refusal> {
+    /// Watches a name until a request fails, or the connection ends.
+    async fn watched(&self, name: &Key) -> Refusal {
         let folder = self.layout.folder(name);
         let mut connection = self.client.connection();
         let (failed, mut failures) = unbounded_channel();
@@ -68,7 +92,7 @@ impl Zookeeper {
                 Err(refusal) => failed.send(refusal).map(|()| false),
             };
         });
-        let (watched, local, revision) = (name.clone(), self.local.clone(), self.revision.clone());
+        let (watched, local, revisions) = (name.clone(), self.local.clone(), self.revisions.clone());
         self.client.call_in_order(Request::children(&folder), move |answer| {
             let names = match answer.and_then(|reply| Ok(reply.children()?)) {
                 Ok(names) => names,
@@ -80,11 +104,11 @@ impl Zookeeper {
                 }
             };
             let entries = Child::all(&names).into_iter().map(|child| child.mirrored());
-            local.opened(&watched, revision.fetch_add(1, Relaxed) + 1, entries);
+            local.opened(&watched, revisions.next(), entries);
         });
         tokio::select! {
-            Some(refusal) = failures.recv() => Some(refusal),
-            ended = connection.changed() => ended.err().map(|_| Refusal::Closed),
+            Some(refusal) = failures.recv() => refusal,
+            _ = connection.changed() => Refusal::Broken("the watch ended with it".into()),
         }
     }
 }
@@ -112,6 +136,10 @@ impl Store for Zookeeper {
         true
     }
 
+    fn keeps_names(&self) -> bool {
+        false
+    }
+
     fn longest_lease(&self) -> Option<Duration> {
         Some(self.client.state().timeout / 2)
     }
@@ -123,7 +151,11 @@ impl Store for Zookeeper {
     }
 
     async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
-        let synced = self.client.call(Request::sync("/"));
+        // An own entry may be missing on the members that follow a leader without a majority.
+        let synced = self.client.call(match owner {
+            Some(_) => Request::commit(self.layout.root()),
+            None => Request::sync("/"),
+        });
         let read = self.client.call(self.read(names));
         let looking = async {
             synced.await?;
@@ -159,7 +191,8 @@ impl Store for Zookeeper {
         // The service asks for no lease that is longer, so there is no evidence for more.
         let certain = ttl.validity().min(self.client.state().longest);
         let Some(entry) = entries.first() else { return Ok(true) };
-        if self.client.lasts(entry.session, sent + certain).await {
+        let lasts = self.client.lasts(entry.session, sent + certain, self.layout.root());
+        if lasts.await.map_err(|refusal| self.failure(refusal))? {
             return Ok(true);
         }
         // Only another process knows until when its session lasts. The entries of a session that has ended are gone.
@@ -177,13 +210,16 @@ impl Store for Zookeeper {
         (state.id == session).then_some(state.until)
     }
 
-    /// The token of a state that has the entry: it is the oldest one in it.
-    async fn token(&self, entry: &Stored, _revision: u64) -> Outcome<Option<Fence>> {
+    /// The token of a state that has the entry and is not older than the one of the mirror, so it is the oldest one in it. Another
+    /// member may lag behind that.
+    async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>> {
         let reads = [self.path(entry), self.layout.folder(&entry.name)].map(|path| Request::data(&path));
         let reply = self.client.call(Request::multi_read(&reads)).await;
         let parts = reply.and_then(|reply| Ok(reply.parts()?));
         match parts.map_err(|refusal| self.failure(refusal))?.as_slice() {
-            [Part::Data(..), Part::Data(_, folder)] => Ok(Some(Fence(folder.last_child_change as u64))),
+            [Part::Data(..), Part::Data(_, folder)] if self.revisions.is_current(revision) => {
+                Ok(Some(Fence(folder.last_child_change as u64)))
+            }
             _ => Ok(None),
         }
     }
@@ -197,16 +233,8 @@ impl Store for Zookeeper {
         Ok(names)
     }
 
-    /// A watch that ends with its connection is opened again on the next one.
     async fn watch(&self, name: &Key) -> Failure {
-        loop {
-            match self.watched(name).await {
-                Some(refusal @ (Refusal::Refused(_) | Refusal::Malformed | Refusal::Closed)) => {
-                    return self.failure(refusal);
-                }
-                _ => self.local.lost(name),
-            };
-        }
+        self.failure(self.watched(name).await)
     }
 
     async fn close(&self, _has_entries: &(dyn for<'a> Fn(i64) -> bool + Sync)) {

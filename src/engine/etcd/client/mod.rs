@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use self::connection::Connection;
 use self::framing::{decoded, encoded};
-use self::messages::{AuthenticateRequest, AuthenticateResponse};
+use self::messages::{AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse};
 pub(super) use self::status::Status;
 pub(super) use self::watches::Watches;
 use crate::engine::entries;
@@ -33,6 +33,7 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// The longest time for a connection, with its TLS handshake.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
+const RANGE: &str = "/etcdserverpb.KV/Range";
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 
 /// A request that failed.
@@ -124,6 +125,11 @@ impl Client {
     ) -> Outcome<A> {
         let (bytes, connection) = self.send(path, encoded(request), attempt).await?;
         decoded(bytes).map_err(|status| self.failed(&connection, status))
+    }
+
+    /// Reads keys.
+    pub(super) async fn range(&self, request: &RangeRequest) -> Outcome<RangeResponse> {
+        self.call(RANGE, request, None).await
     }
 
     async fn send(

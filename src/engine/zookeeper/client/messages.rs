@@ -7,6 +7,8 @@ use super::jute::Writer;
 /// The codes of a server's errors.
 pub(in super::super) mod code {
     pub(in super::super::super) const OK: i32 = 0;
+    /// Another part of the multi failed.
+    pub(in super::super::super) const ROLLED_BACK: i32 = -2;
     pub(in super::super::super) const UNIMPLEMENTED: i32 = -6;
     pub(in super::super::super) const NO_NODE: i32 = -101;
     pub(in super::super::super) const NO_AUTH: i32 = -102;
@@ -29,7 +31,9 @@ pub(super) mod op {
     pub(in super::super) const SET_DATA: i32 = 5;
     pub(in super::super) const GET_CHILDREN: i32 = 8;
     pub(in super::super) const SYNC: i32 = 9;
+    pub(in super::super) const CHECK: i32 = 13;
     pub(in super::super) const MULTI: i32 = 14;
+    pub(in super::super) const CREATE_2: i32 = 15;
     pub(in super::super) const REMOVE_WATCHES: i32 = 18;
     pub(in super::super) const CREATE_CONTAINER: i32 = 19;
     pub(in super::super) const MULTI_READ: i32 = 22;
@@ -126,6 +130,12 @@ impl Request {
         Self::new(op::SYNC, Writer::default().text(path))
     }
 
+    /// Changes nothing, by a step that a majority of the members commits. Needs the permission to read the node.
+    pub(in super::super) fn commit(path: &str) -> Self {
+        let check = Self::new(op::CHECK, Writer::default().text(path).int(-1));
+        Self::multi(&[check])
+    }
+
     /// Watches a node and everything below it.
     pub(in super::super) fn add_watch(path: &str) -> Self {
         Self::new(op::ADD_WATCH, Writer::default().text(path).int(RECURSIVE))
@@ -161,6 +171,11 @@ impl Request {
 
     pub(super) fn close() -> Self {
         Self::new(op::CLOSE, Writer::default())
+    }
+
+    /// Whether only a majority of the members can execute it.
+    pub(super) fn is_commit(&self) -> bool {
+        self.op == op::MULTI
     }
 
     /// Returns the number of bytes of the frame.

@@ -46,6 +46,8 @@ pub(super) enum Failure {
     Malformed,
     /// The request is longer than the server allows.
     TooLong,
+    /// The server has no more numbers for the entries of a name.
+    NoNumbers,
     Closed,
 }
 
@@ -87,7 +89,7 @@ pub(super) struct SessionState {
     pub id: i64,
     /// The session timeout that the server has chosen.
     pub timeout: Duration,
-    /// The session certainly lasts until this moment.
+    /// The session certainly lasts until this moment (`evidence.rs`).
     pub until: Moment,
     /// Half of the longest session timeout so far: no lease was granted for longer without a renewal.
     pub longest: Duration,
@@ -152,6 +154,8 @@ fn answer(sink: Sink, answer: Answer) {
 /// A client. Dropping it closes the session.
 pub(super) struct Client {
     shared: Arc<Shared>,
+    /// Held while a commit for [`Client::lasts`] is in progress.
+    committing: tokio::sync::Mutex<()>,
 }
 
 impl Client {
@@ -182,7 +186,8 @@ impl Client {
         let connection = session.open().await?;
         let mut state = shared.state.subscribe();
         // Dropped with this future, it closes the session.
-        let client = Client { shared };
+        let committing = tokio::sync::Mutex::default();
+        let client = Client { shared, committing };
         tokio::spawn(Box::pin(session.run(connection)));
         let _ = state.wait_for(|state| state.id != 0).await;
         Ok(client)
@@ -229,11 +234,26 @@ impl Client {
         self.shared.send(request, Sink::Function(Box::new(sink)), false);
     }
 
-    /// Waits until this session certainly lasts until `end`. `false`: there is another session.
-    pub(super) async fn lasts(&self, session: i64, end: Moment) -> bool {
-        let mut state = self.shared.state.subscribe();
-        let reached = state.wait_for(|state| state.id != session || state.until >= end).await;
-        reached.is_ok_and(|state| state.id == session)
+    /// Waits until this session certainly lasts until `end`, with commits of the node `path` if it is not known yet. `false`: there is
+    /// another session.
+    pub(super) async fn lasts(&self, session: i64, end: Moment, path: &str) -> Answer<bool> {
+        loop {
+            let state = self.state();
+            if state.id != session || state.until >= end {
+                return Ok(state.id == session);
+            }
+            let _committing = self.committing.lock().await;
+            if self.state() != state {
+                continue;
+            }
+            let reply = self.call_urgently(Request::commit(path)).await?;
+            if let [Part::Failed(code)] = reply.parts()?[..] {
+                return Err(Failure::Refused(code));
+            }
+            if self.state() == state {
+                tokio::time::sleep(evidence::interval(state.timeout)).await;
+            }
+        }
     }
 
     /// Ends the session: its ephemeral nodes are deleted. Waits for the end, at most for a second.

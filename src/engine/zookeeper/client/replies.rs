@@ -88,10 +88,16 @@ impl Stat {
     }
 }
 
+/// Whether the body of an answer to [`Request::multi`](super::messages::Request::multi) is that of executed requests.
+pub(super) fn is_executed(body: &[u8]) -> bool {
+    Reader(body).int().is_ok_and(|kind| kind != op::ERROR)
+}
+
 /// The answer to one part of `Request::multi` and `Request::multi_read`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Part {
     Created(String),
+    Checked,
     Deleted,
     Changed(Stat),
     Data(Vec<u8>, Stat),
@@ -108,6 +114,16 @@ pub(in super::super) struct Reply {
 }
 
 impl Reply {
+    /// Reads how often children of a node were created or deleted.
+    #[cfg(test)]
+    pub(in super::super) fn changes_of_children(&self) -> Result<i32, Malformed> {
+        let mut reader = Reader(&self.body);
+        reader.buffer()?;
+        let _of_node = [reader.long()?, reader.long()?, reader.long()?, reader.long()?];
+        let _version = reader.int()?;
+        reader.int()
+    }
+
     /// Reads the path of a new node.
     #[cfg(test)]
     pub(in super::super) fn created(&self) -> Result<String, Malformed> {
@@ -130,6 +146,12 @@ impl Reply {
             }
             parts.push(match kind {
                 op::CREATE => Part::Created(reader.text()?.to_owned()),
+                op::CREATE_2 => {
+                    let path = reader.text()?.to_owned();
+                    Stat::read(&mut reader)?;
+                    Part::Created(path)
+                }
+                op::CHECK => Part::Checked,
                 op::DELETE => Part::Deleted,
                 op::SET_DATA => Part::Changed(Stat::read(&mut reader)?),
                 op::GET_DATA => {
@@ -179,6 +201,7 @@ mod tests {
     fn parts() -> Writer {
         let part = |writer: Writer, kind| writer.int(kind).flag(false).int(0);
         let writer = part(Writer::default(), op::CREATE).text("/a/b");
+        let writer = stat(part(part(writer, op::CHECK), op::CREATE_2).text("/a"));
         let writer = stat(part(part(writer, op::DELETE), op::SET_DATA));
         let writer = stat(part(writer, op::GET_DATA).buffer(b"{}"));
         let writer = part(writer, op::GET_CHILDREN).int(1).text("x");
@@ -191,6 +214,8 @@ mod tests {
         assert_eq!(reply(children).children(), Ok(vec!["a".into(), "b".into()]));
         let expected = [
             Part::Created("/a/b".into()),
+            Part::Checked,
+            Part::Created("/a".into()),
             Part::Deleted,
             Part::Changed(STAT),
             Part::Data(b"{}".to_vec(), STAT),

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::codec::{Decoder, LengthDelimitedCodec};
 
 use super::connection::{self, Connection, SessionKey};
-use super::evidence::Evidence;
+use super::evidence::{self, Evidence};
 use super::messages::{EVENT, Request, code};
 use super::replies::{self, Reply};
 use super::{ConnectFailure, Failure, SessionState, Shared, Sink, answer};
@@ -110,8 +110,12 @@ impl Session {
 
     async fn open_at(&mut self, server: &Server) -> Result<Connection, ConnectFailure> {
         let (servers, session_timeout) = (&self.shared.servers, self.shared.session_timeout);
-        // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
-        let limit = silence(session_timeout) * if self.key.id == 0 { 2 } else { 1 };
+        let limit = match self.key.id {
+            // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
+            0 => SILENCE * 2,
+            // The server may have chosen another timeout.
+            _ => silence(self.shared.state.borrow().timeout),
+        };
         for _ in 0..2 {
             let opening = connection::open(server, servers, session_timeout, &self.key);
             let late = |_| {
@@ -134,14 +138,15 @@ impl Session {
     async fn serve(&mut self, connection: Connection) -> io::Result<()> {
         let timeout = connection.timeout;
         let has_moved = self.key.id == connection.session.id;
-        let (evidence, until) = Evidence::new(timeout, connection.sent, connection.answered, has_moved);
+        let evidence = Evidence::new(timeout, connection.sent, connection.answered);
         self.key = connection.session;
         let shared = self.shared.clone();
         shared.state.send_modify(|state| {
             *state = SessionState {
                 id: self.key.id,
                 timeout,
-                until: if has_moved { until.max(state.until) } else { until },
+                // A majority commits a new session. The leader alone moves one.
+                until: if has_moved { state.until } else { evidence.until() },
                 longest: state.longest.max(timeout / 2),
             };
         });
@@ -150,7 +155,8 @@ impl Session {
             shared: &shared,
             last_zxid: &mut self.key.last_zxid,
             session: self.key.id,
-            next_sync: Instant::now() + evidence.interval(),
+            next_sync: Instant::now() + evidence::interval(timeout),
+            sync_interval: evidence::interval(timeout),
             evidence,
             silence: silence(timeout),
             last_heard: Instant::now(),
@@ -165,7 +171,7 @@ impl Session {
             Err(error) => error.to_string().into(),
             Ok(()) => "the client was closed".into(),
         };
-        for (_, sink) in link.in_flight.drain(..) {
+        for (_, sink, _) in link.in_flight.drain(..) {
             answer(sink, Err(Failure::Broken(why.clone())));
         }
         shared.ended_connections.send_modify(|count| *count += 1);
@@ -191,10 +197,12 @@ struct Link<'a> {
     session: i64,
     evidence: Evidence,
     next_sync: Instant,
+    sync_interval: Duration,
     silence: Duration,
     last_heard: Instant,
     number: i32,
-    in_flight: VecDeque<(i32, Sink)>,
+    /// With the numbers of the requests, and until when the session lasts if they are committed.
+    in_flight: VecDeque<(i32, Sink, Option<Moment>)>,
     frames: LengthDelimitedCodec,
     input: BytesMut,
     out: BytesMut,
@@ -235,7 +243,7 @@ impl Link<'_> {
                 self.last_heard = now;
             }
             if now >= self.next_sync {
-                self.next_sync = now + self.evidence.interval();
+                self.next_sync = now + self.sync_interval;
                 self.push(Request::sync("/"), Sink::Sync(Moment::now()));
             }
             if silent_at.is_some_and(|at| now >= at && self.last_heard + self.silence <= now) {
@@ -267,7 +275,8 @@ impl Link<'_> {
         }
         self.number = self.number.checked_add(1).unwrap_or(1);
         request.write(self.number, &mut self.out);
-        self.in_flight.push_back((self.number, sink));
+        let until = request.is_commit().then(|| self.evidence.until());
+        self.in_flight.push_back((self.number, sink, until));
     }
 
     /// Handles all frames that have arrived.
@@ -290,14 +299,17 @@ impl Link<'_> {
             self.shared.events.get().inspect(|sink| sink(path, change));
             return Ok(());
         }
-        let (number, sink) = self.in_flight.pop_front().ok_or(UNEXPECTED)?;
+        let (number, sink, until) = self.in_flight.pop_front().ok_or(UNEXPECTED)?;
         if number != head.number {
             answer(sink, Err(Failure::Broken(UNEXPECTED.into())));
             return Err(UNEXPECTED);
         }
         *self.last_zxid = head.zxid.max(*self.last_zxid);
-        if let (Sink::Sync(sent), code::OK) = (&sink, head.code)
-            && let Some(until) = self.evidence.answered(*sent, Moment::now())
+        if let (Sink::Sync(sent), code::OK) = (&sink, head.code) {
+            self.evidence.answered(*sent, Moment::now());
+        }
+        if let (Some(until), code::OK) = (until, head.code)
+            && replies::is_executed(body)
         {
             self.shared.state.send_if_modified(|state| {
                 let is_later = until > state.until;

@@ -174,7 +174,7 @@ async fn an_expired_session_is_replaced() {
         }
     });
     let client = connect(vec![server.await]).await.unwrap();
-    assert!(client.lasts(5, Moment::now() + TIMEOUT / 2).await);
+    assert!(client.lasts(5, Moment::now() + TIMEOUT / 2, "/").await.unwrap());
     assert!(matches!(
         client.call(Request::exists("/a")).await,
         Err(Failure::Broken(_))
@@ -182,7 +182,7 @@ async fn an_expired_session_is_replaced() {
     let answer = client.call(Request::exists("/a")).await;
     assert!(matches!(answer, Err(Failure::Refused(code::NO_NODE))), "{answer:?}");
     assert_eq!(client.state().id, 6);
-    assert!(!client.lasts(5, Moment::now()).await);
+    assert!(!client.lasts(5, Moment::now(), "/").await.unwrap());
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 
 use super::proxy::{Mode, Proxy};
 use super::*;
-use crate::engine::{RESERVATION, entries};
+use crate::engine::RESERVATION;
+use crate::engine::entries::{self, Store};
 
 const SESSION: Duration = Duration::from_secs(4);
 
@@ -85,6 +86,31 @@ async fn a_session_moves_to_another_connection() {
     assert_eq!(other.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
 }
 
+/// The server of the next connection may lag behind the one that has sent an event: its state gives no token for it.
+#[tokio::test]
+async fn a_token_is_read_on_the_connection_of_its_event() {
+    let Some(url) = url() else { return };
+    let proxy = Proxy::start(&url).await;
+    let engine = open(&proxy.url, &prefix()).await;
+    let store = &engine.store;
+    let held = claim(&["n"], LONG);
+    let fence = acquire(&engine, &held).await;
+    let seen = store.look(held.keys(), Some(&held.owner)).await.unwrap();
+    let entry = seen[0].own.as_ref().unwrap();
+    let revision = store.revisions.next();
+    assert_eq!(store.token(entry, revision).await.unwrap(), Some(fence));
+    proxy.set(Mode::Closed);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    proxy.set(Mode::Forwards);
+    let token = loop {
+        if let Ok(token) = store.token(entry, revision).await {
+            break token;
+        }
+    };
+    assert_eq!(token, None);
+    assert_eq!(store.token(entry, store.revisions.next()).await.unwrap(), Some(fence));
+}
+
 /// A release while the waiter has no connection: the next connection shows it.
 #[tokio::test]
 async fn a_release_during_an_outage_is_found_after_it() {
@@ -145,6 +171,24 @@ async fn repeated_attempts_leave_one_entry() {
         acquire(&other, &left).await;
         other.release(&left, Duration::ZERO).await.unwrap();
     }
+}
+
+/// The server raises a session timeout that is too short.
+#[tokio::test]
+async fn the_session_timeout_is_that_of_the_server() {
+    let Some(url) = url() else { return };
+    let asked = Duration::from_millis(1);
+    let settings = Settings {
+        key_prefix: Some(prefix()),
+        session_timeout: Some(asked),
+        ..Settings::default()
+    };
+    let engine = open_with(&url, &settings).await;
+    let longest = engine.longest_lease().unwrap();
+    assert!(longest > 100 * asked, "{longest:?}");
+    let ours = claim(&["n"], longest);
+    acquire(&engine, &ours).await;
+    assert_eq!(engine.renew(&ours, ours.ttl).await.unwrap(), Renewed::Extended);
 }
 
 /// A distant server.

@@ -162,6 +162,26 @@ async fn folders_disappear_and_attempts_create_them() {
     }
 }
 
+/// A call that ends early leaves no empty folder: the server removes no container that had no node.
+#[tokio::test]
+async fn a_folder_is_created_with_its_first_entry() {
+    let Some(url) = url() else { return };
+    let prefix = prefix();
+    let (engine, other) = (open(&url, &prefix).await, other_client(&url).await);
+    for round in 0..100 {
+        let name = format!("n{round}");
+        let ours = claim(&[&name, "o"][..1 + round % 2], LONG);
+        // Each of its requests is sent, and one after the other is not answered any more.
+        let limit = Duration::from_micros(fastrand::u64(..3000));
+        let _ = tokio::time::timeout(limit, engine.try_acquire(&ours)).await;
+        let _ = engine.release(&ours, Duration::ZERO).await.unwrap();
+        let folder = Request::data(&engine.store.layout.folder(&key(&name)));
+        if let Ok(reply) = other.call(folder).await {
+            assert!(reply.changes_of_children().unwrap() > 0, "an empty folder is left");
+        }
+    }
+}
+
 /// More waiters than a packet has room for, in one process and in the order of their arrival.
 #[tokio::test]
 async fn many_waiters_of_one_name() {
