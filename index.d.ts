@@ -72,7 +72,7 @@ export interface AcquireOptions {
   stallLimitMs?: Duration | undefined
   /**
    * The minimum hold: after an earlier release the name stays busy until this time has passed since the grant. For short
-   * jobs that machines with different clocks would otherwise run one after the other. 0 to 2147483648 ms. Not on ZooKeeper, where `close()` ends it.
+   * jobs that machines with different clocks would otherwise run one after the other. 0 to 2147483648 ms. Not on ZooKeeper.
    * @default 0
    */
   minHoldMs?: Duration | undefined
@@ -185,15 +185,9 @@ export interface WatchOptions {
   signal?: SignalLike | undefined
 }
 
-/**
- * TLS settings for `rediss://` and `etcds://`, and for MongoDB, PostgreSQL and MySQL with TLS: PEM as text, or paths of PEM files, which are read for
- * each connection.
- */
+/** TLS settings: PEM as text, or paths of PEM files, which are read for each connection. */
 export interface TlsOptions {
-  /**
-   * The certificate authorities to trust, as PEM text: on MySQL and MariaDB in addition to the system's, on Redis, PostgreSQL and etcd
-   * instead of the system's, on MongoDB instead of Mozilla's list.
-   */
+  /** The certificate authorities to trust, as PEM text, instead of the system's (MongoDB: Mozilla's); on MySQL and MariaDB beside them. */
   ca?: string | undefined
   /** The path of the file with `ca`. */
   caFile?: string | undefined
@@ -317,8 +311,7 @@ export interface ConnectOptions {
    */
   maxConnections?: number | undefined
   /**
-   * ZooKeeper: how long the locks of a process that died stay busy, in milliseconds. The server limits it, by default to 4 to 40 s. Half
-   * of it is the longest lease without a renewal. Other stores reject it, except `memory:`.
+   * ZooKeeper: how long the locks of a process that died stay busy; half of it is the longest lease. The server limits it (4 to 40 s).
    * @default 10000
    */
   sessionTimeoutMs?: Duration | undefined
