@@ -5,7 +5,7 @@ import { after, before, test } from 'node:test'
 import { readFile } from 'node:fs/promises'
 import { LockService } from '../index.js'
 import { Monitor } from '../scripts/monitor.mjs'
-import { freePort, startRedis } from '../scripts/servers.mjs'
+import { startRedis } from '../scripts/servers.mjs'
 import { startProxy } from './proxy.mjs'
 import { openRedis } from './redis-client.mjs'
 import { assertFree, assertGrowing, block, rejects, sleep, until, waiting } from './tools.mjs'
@@ -379,9 +379,7 @@ test('the other connection writes the pending records when the fast path breaks'
 })
 
 test('a cluster of one node works for names in one slot', async (t) => {
-  const alone = await startRedis({
-    args: ['--cluster-enabled', 'yes', '--cluster-port', String(await freePort())],
-  })
+  const alone = await startRedis({ args: ['--cluster-enabled', 'yes'] })
   t.after(() => alone.stop())
   const admin = openRedis(alone.url)
   t.after(() => admin.disconnect())

@@ -279,9 +279,7 @@ async fn an_undecided_attempt_of_two_names_is_granted_before_a_later_one_of_its_
 
 #[tokio::test]
 async fn a_fence_companion_of_a_cluster_outlives_a_release_by_a_day() {
-    let bus = free_port().to_string();
-    let options = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-    let Some(server) = Server::start(&[&options[..], &["--cluster-announce-ip", "127.0.0.1"]].concat()).await else {
+    let Some(server) = Server::start(&["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]).await else {
         return;
     };
     let mut other = server.other().await;
