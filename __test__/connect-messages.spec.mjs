@@ -257,7 +257,7 @@ describe('servers that the URL does not fit', () => {
       Object.entries({
         plain: startRedis(),
         secured: startRedis({ args: ['--requirepass', PASSWORD] }),
-        cluster: startRedis({ args: ['--cluster-enabled', 'yes', '--cluster-port', String(await freePort())] }),
+        cluster: startRedis({ args: ['--cluster-enabled', 'yes'] }),
         tls: tlsSettings && startRedis({ args: tlsArgs }).catch(() => (noTls = 'this Redis has no TLS')),
         mongodb: hasMongod && startMongod(),
         'mongodb with TLS':

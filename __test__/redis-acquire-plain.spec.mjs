@@ -379,9 +379,7 @@ test('the other connection writes the pending records when the fast path breaks'
 })
 
 test('a cluster of one node works for names in one slot', async (t) => {
-  const alone = await startRedis({
-    args: ['--cluster-enabled', 'yes', '--cluster-config-file', `nodes-${process.pid}.conf`],
-  })
+  const alone = await startRedis({ args: ['--cluster-enabled', 'yes'] })
   t.after(() => alone.stop())
   const admin = openRedis(alone.url)
   t.after(() => admin.disconnect())

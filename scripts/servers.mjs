@@ -36,7 +36,10 @@ export async function startRedis({ args = [], tls } = {}) {
   return startServer(async (dir, port) => {
     const tlsPort = tls ? await freePort() : 0
     const secure = tls?.settings(tlsPort).flatMap(([name, value]) => [`--${name}`, value]) ?? []
-    const listen = ['--bind', '127.0.0.1', '--port', port, ...secure]
+    // The default is 10 000 above the port, and may be the port of an outgoing connection.
+    const hasDefaultBus = args.includes('--cluster-enabled') && !args.includes('--cluster-port')
+    const bus = hasDefaultBus ? ['--cluster-port', String(await freePort())] : []
+    const listen = ['--bind', '127.0.0.1', '--port', port, ...bus, ...secure]
     // Without this the first synchronisation of a replica waits for five seconds, longer than many leases.
     const replication = ['--repl-diskless-sync-delay', '0']
     return {

@@ -339,6 +339,10 @@ fn spawn(port: u16, dir: &Path, options: &[&str]) -> Option<Child> {
     for option in options {
         command.arg(option.replace("PORT", &port.to_string()));
     }
+    // The default is 10 000 above the port, and may be the port of an outgoing connection.
+    if options.contains(&"--cluster-enabled") && !options.contains(&"--cluster-port") {
+        command.arg("--cluster-port").arg(free_port().to_string());
+    }
     match command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn() {
         Ok(process) => Some(process),
         Err(error) => {

@@ -439,8 +439,7 @@ async fn errors_of_a_cluster_name_their_cause() {
         error.retryable && error.to_string().contains("no connection to"),
         "{error}"
     );
-    let Some(empty) = Server::start(&["--cluster-enabled", "yes", "--cluster-port", &free_port().to_string()]).await
-    else {
+    let Some(empty) = Server::start(&["--cluster-enabled", "yes"]).await else {
         return;
     };
     let url = format!("redis+cluster://127.0.0.1:{}", empty.port);

@@ -230,15 +230,7 @@ async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate(
     .await;
 
     // A cluster of one node needs no CLUSTER MEET.
-    let bus = free_port().to_string();
-    let clustered = [
-        "--cluster-enabled",
-        "yes",
-        "--tls-cluster",
-        "yes",
-        "--cluster-port",
-        &bus,
-    ];
+    let clustered = ["--cluster-enabled", "yes", "--tls-cluster", "yes"];
     let Some(node) = Server::start(&[&ports[..], &options, &clustered].concat()).await else {
         return;
     };

@@ -5,9 +5,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_server_with_several_shards_has_tokens_for_each_name() {
-    let bus = free_port().to_string();
-    let options = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-    let Some(server) = Server::start(&options).await else {
+    let Some(server) = Server::start(&["--cluster-enabled", "yes"]).await else {
         return;
     };
     let mut other = server.other().await;
