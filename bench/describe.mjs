@@ -4,5 +4,10 @@
 export async function describe(name) {
   const [, file = name, variant = ''] = /^(holdfast|.*(?=-(?:auto|bare)$))-(\w+)$/.exec(name) ?? []
   const { settings, connect, variants, ...about } = await import(`./contenders/${file}.mjs`)
-  return { ...about, ...variants?.[variant], setting: settings?.[variant], connect: (target) => connect(target, variant) }
+  return {
+    ...about,
+    ...variants?.[variant],
+    setting: settings?.[variant],
+    connect: (target) => connect(target, variant),
+  }
 }

@@ -138,14 +138,17 @@ impl Store for Etcd {
     }
 
     async fn change(&self, claim: &Claim, create: &[Key], remove: &[Stored], is_first: bool) -> Outcome<Vec<Seen>> {
-        let change = async || match is_first {
-            true => self.enter(claim, create).await,
-            false => self.move_on(claim, create, remove).await,
-        };
-        match change().await {
-            // An etcd lease has expired: there is a new one now.
-            Err(refusal) if refusal.status.is_lease_gone() => Ok(change().await?),
-            changed => Ok(changed?),
+        let mut is_repeated = false;
+        loop {
+            let changed = match is_first {
+                true => self.enter(claim, create).await,
+                false => self.move_on(claim, create, remove).await,
+            };
+            match changed {
+                // An etcd lease has expired: there is a new one now.
+                Err(refusal) if refusal.status.is_lease_gone() && !is_repeated => is_repeated = true,
+                changed => return Ok(changed?),
+            }
         }
     }
 

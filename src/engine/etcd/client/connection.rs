@@ -72,7 +72,7 @@ impl Drop for Sent {
 impl Connection {
     /// Connects to a member. `is_alone`: there is no other one, so that a late answer is no reason to leave it.
     pub(super) async fn open(server: &Server, tls: Option<&TlsFiles>, is_alone: bool) -> Result<Self, Status> {
-        let io = server.connect(tls, Some("h2")).await;
+        let io = server.connect(tls, Some("h2")).boxed().await;
         let io = io.map_err(|failure| match failure.passes {
             true => Status::Broken(failure.text),
             false => Status::Wrong(failure.text),
@@ -228,11 +228,13 @@ impl Stream {
 
     /// Waits for the only message of an answer.
     async fn only(mut self) -> Result<BytesMut, Status> {
-        let message = self.next().await?.ok_or_else(|| Status::protocol("no message"))?;
-        match self.next().await? {
-            None => Ok(message),
-            Some(_) => Err(Status::protocol("more than one message")),
+        let mut only = None;
+        while let Some(message) = self.next().await? {
+            if only.replace(message).is_some() {
+                return Err(Status::protocol("more than one message"));
+            }
         }
+        only.ok_or_else(|| Status::protocol("no message"))
     }
 
     /// Waits for the next message. `None`: there are no more. May be dropped and called again.

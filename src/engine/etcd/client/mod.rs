@@ -132,26 +132,30 @@ impl Client {
         self.call(RANGE, request, None).await
     }
 
-    async fn send(
-        &self,
-        path: &str,
+    /// Compiled once for all kinds of requests.
+    fn send<'a>(
+        &'a self,
+        path: &'a str,
         message: bytes::Bytes,
-        attempt: Option<&Claim>,
-    ) -> Outcome<(bytes::BytesMut, Arc<Connection>)> {
-        let mut is_repeated = false;
-        loop {
-            let connection = self.connection().await?;
-            let token = self.token(&connection).await?;
-            let answer = connection.unary(path, token.as_deref(), message.clone(), attempt).await;
-            match answer {
-                Ok(bytes) => return Ok((bytes, connection)),
-                Err(status) if status.needs_login() && !is_repeated => {
-                    self.forget_token(token.as_ref());
-                    is_repeated = true;
+        attempt: Option<&'a Claim>,
+    ) -> BoxFuture<'a, Outcome<(bytes::BytesMut, Arc<Connection>)>> {
+        let sending = async move {
+            let mut is_repeated = false;
+            loop {
+                let connection = self.connection().await?;
+                let token = self.token(&connection).await?;
+                let answer = connection.unary(path, token.as_deref(), message.clone(), attempt).await;
+                match answer {
+                    Ok(bytes) => return Ok((bytes, connection)),
+                    Err(status) if status.needs_login() && !is_repeated => {
+                        self.forget_token(token.as_ref());
+                        is_repeated = true;
+                    }
+                    Err(status) => return Err(self.failed(&connection, status)),
                 }
-                Err(status) => return Err(self.failed(&connection, status)),
             }
-        }
+        };
+        sending.boxed()
     }
 
     /// Waits until no attempt of an owner is without an answer.
