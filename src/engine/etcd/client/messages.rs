@@ -84,10 +84,7 @@ messages! {
         header: Option<Header> [message, optional] "1" succeeded: bool [bool] "2"
         responses: Vec<ResponseOp> [message, repeated] "3"
     }
-    /// `id`: what the client calls the watch.
-    WatchCreateRequest {
-        key: Vec<u8> [bytes = "vec"] "1" range_end: Vec<u8> [bytes = "vec"] "2" id: i64 [int64] "7"
-    }
+    WatchCreateRequest { key: Vec<u8> [bytes = "vec"] "1" range_end: Vec<u8> [bytes = "vec"] "2" }
     WatchCancelRequest { id: i64 [int64] "1" }
     /// `kind`: 0: put, 1: deleted.
     Event { kind: i32 [int32] "1" kv: Option<KeyValue> [message, optional] "2" }

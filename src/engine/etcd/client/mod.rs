@@ -17,19 +17,25 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt, TryFutureExt};
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use self::connection::Connection;
 use self::framing::{decoded, encoded};
 use self::messages::{AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse};
 pub(super) use self::status::Status;
+#[cfg(test)]
+pub(super) use self::watches::Watch;
 pub(super) use self::watches::Watches;
+use crate::backoff::Backoff;
+use crate::clock::Moment;
 use crate::engine::entries;
 use crate::engine::entries::target::Servers;
 use crate::model::{Claim, OwnerToken};
 
 /// The delay before the next member is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+/// The life of a connection after which the next one is opened without a delay.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
 /// The longest time for a connection, with its TLS handshake.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -86,7 +92,6 @@ pub(super) struct Client {
     login: tokio::sync::Mutex<()>,
 }
 
-#[derive(Default)]
 struct State {
     current: Option<Arc<Connection>>,
     opening: Option<Opening>,
@@ -95,6 +100,9 @@ struct State {
     /// The token of the login; empty: the server has no users.
     token: Option<Arc<str>>,
     is_closed: bool,
+    /// When the last connection was begun, and the delays after short ones.
+    begun: Option<Moment>,
+    backoff: Backoff,
 }
 
 impl Client {
@@ -105,7 +113,12 @@ impl Client {
             servers: Arc::new(servers),
             state: Mutex::new(State {
                 first,
-                ..State::default()
+                current: None,
+                opening: None,
+                token: None,
+                is_closed: false,
+                begun: None,
+                backoff: Backoff::for_store(),
             }),
             login: tokio::sync::Mutex::default(),
         }
@@ -188,7 +201,16 @@ impl Client {
                 return Err(Failure::not_sent(status, self.address()));
             }
             let open = || {
-                let opening = open(self.servers.clone(), state.first).boxed().shared();
+                let begun = state.begun.replace(Moment::now());
+                // A server may close each connection at once.
+                let delay = match begun.is_some_and(|begun| begun.elapsed() < SHORT_LIFE) {
+                    true => state.backoff.delay(),
+                    false => {
+                        state.backoff.reset();
+                        Duration::ZERO
+                    }
+                };
+                let opening = open(self.servers.clone(), state.first, delay).boxed().shared();
                 tokio::spawn(opening.clone().map(drop).boxed());
                 opening
             };
@@ -267,8 +289,9 @@ impl Client {
     }
 }
 
-/// Connects to the first member that answers, beginning with the one at `first`.
-async fn open(servers: Arc<Servers>, first: usize) -> Outcome<Arc<Connection>> {
+/// Connects to the first member that answers, beginning with the one at `first`, after a delay.
+async fn open(servers: Arc<Servers>, first: usize, delay: Duration) -> Outcome<Arc<Connection>> {
+    sleep(delay).await;
     let count = servers.list.len();
     let mut waiting = (0..count).filter_map(|index| servers.list.get((first % count + index) % count));
     let mut attempts = FuturesUnordered::new();

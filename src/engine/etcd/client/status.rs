@@ -5,6 +5,7 @@ use std::fmt;
 use http::HeaderMap;
 
 /// Codes of gRPC (<https://grpc.github.io/grpc/core/md_doc_statuscodes.html>).
+const UNKNOWN: u32 = 2;
 const INVALID_ARGUMENT: u32 = 3;
 const DEADLINE_EXCEEDED: u32 = 4;
 const NOT_FOUND: u32 = 5;
@@ -38,10 +39,12 @@ impl Status {
 
     /// Returns the failure of a watch that the server has cancelled.
     pub(in crate::engine::etcd) fn cancelled(reason: &str) -> Self {
-        let code = if reason.contains("token") {
-            UNAUTHENTICATED
-        } else {
-            ABORTED
+        let is = |text| reason.contains(text);
+        let code = match () {
+            () if is("token") => UNAUTHENTICATED,
+            () if is("auth store is old") || is("user name is empty") => INVALID_ARGUMENT,
+            () if is("in header is old") => UNKNOWN,
+            () => ABORTED,
         };
         Status::Etcd {
             code,
@@ -73,7 +76,10 @@ impl Status {
 
     /// Whether the token of the login has expired, or the users have changed since.
     fn has_old_token(&self) -> bool {
-        self.is(&[UNAUTHENTICATED], "token") || self.is(&[INVALID_ARGUMENT], "revision of auth store is old")
+        self.is(&[UNAUTHENTICATED], "token")
+            || self.is(&[INVALID_ARGUMENT], "revision of auth store is old")
+            // etcd 3.5.1.
+            || self.is(&[UNKNOWN], "revision in header is old")
     }
 
     /// Whether a new login may help: also where the server had no users at the last one.
@@ -186,7 +192,16 @@ mod tests {
         ] {
             assert!(!status(code, message).is_passing(), "{message}");
         }
-        assert!(status("16", "etcdserver: invalid auth token").needs_login());
+        for (code, message) in [
+            ("16", "etcdserver: invalid auth token"),
+            ("3", "etcdserver: revision of auth store is old"),
+            ("2", "auth: revision in header is old"),
+            ("3", "etcdserver: user name is empty"),
+        ] {
+            assert!(status(code, message).needs_login(), "{message}");
+            assert!(Status::cancelled(message).needs_login(), "{message}");
+        }
+        assert!(!Status::cancelled("etcdserver: permission denied").needs_login());
         assert!(
             status("7", "etcdserver: permission denied")
                 .to_string()

@@ -69,7 +69,7 @@ pub(super) async fn server(answer: impl Fn(&str, Option<&str>) -> Answer + Send 
 }
 
 /// Listens, and serves each connection. Returns the address.
-async fn listening<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> String
+pub(super) async fn listening<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> String
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -97,7 +97,7 @@ impl Of for Failure {
     }
 }
 
-async fn call(client: &Client) -> Result<LeaseResponse, Failure> {
+pub(super) async fn call(client: &Client) -> Result<LeaseResponse, Failure> {
     client.call("/service/method", &LeaseRequest { id: 7 }, None).await
 }
 
@@ -324,7 +324,7 @@ async fn a_client_that_is_closed_opens_no_connection() {
     assert!(error.to_string().contains("closed"), "{error}");
 }
 
-fn frame(message: &[u8]) -> Vec<u8> {
+pub(super) fn frame(message: &[u8]) -> Vec<u8> {
     [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
 }
 

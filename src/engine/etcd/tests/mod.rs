@@ -2,6 +2,7 @@
 
 mod client;
 mod leases;
+mod watches;
 
 use std::sync::Arc;
 
