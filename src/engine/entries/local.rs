@@ -72,6 +72,8 @@ struct Entered {
 struct Name {
     /// The waiters by the ids of their entries.
     waiters: HashMap<Arc<str>, Entered>,
+    /// Those whose entries were deleted, by the numbers that they had. They are woken when the entries have been read again.
+    gone: Vec<(u64, Arc<Notify>)>,
     /// The entries, and their revision. `None`: the watch is being opened.
     mirror: Option<(u64, Mirror)>,
     /// [`State::opened`] after the entries were read.
@@ -95,20 +97,15 @@ impl Name {
 }
 
 impl State {
-    /// Makes a waiter whose entry is gone leave its name, and adds it to those to wake. Returns whether the name has no waiters.
-    fn gone(&mut self, key: &Key, id: &str, woken: &mut Vec<Arc<Notify>>) -> bool {
-        let Some(name) = self.names.get_mut(key) else {
-            return false;
-        };
-        let Some(Entered { owner, .. }) = name.waiters.remove(id) else {
-            return false;
-        };
-        let is_last = name.waiters.is_empty();
-        if let Some(waiter) = self.waiters.get_mut(&owner) {
+    /// Makes a waiter whose entry is gone leave its name.
+    fn gone(&mut self, key: &Key, id: &str) {
+        let Some(name) = self.names.get_mut(key) else { return };
+        if let Some(Entered { owner, number, .. }) = name.waiters.remove(id)
+            && let Some(waiter) = self.waiters.get_mut(&owner)
+        {
             (waiter.key, waiter.hand_off) = (None, None);
-            woken.push(waiter.notify.clone());
+            name.gone.push((number, waiter.notify.clone()));
         }
-        is_last
     }
 }
 
@@ -210,7 +207,9 @@ impl LocalEntries {
     }
 
     fn close(&self, names: &mut HashMap<Key, Name>, key: &Key) {
-        names.remove(key);
+        if let Some(name) = names.remove(key) {
+            wake_in_order(name.gone);
+        }
         let _ = self.watches.send(Watch::Close(key.clone()));
     }
 
@@ -248,14 +247,25 @@ impl LocalEntries {
         entries
             .into_iter()
             .for_each(|entry| mirror.apply(Change::Created(entry)));
-        let gone = name.waiters.keys().filter(|id| !mirror.has(id)).cloned().collect();
+        let gone: Vec<Arc<str>> = name.waiters.keys().filter(|id| !mirror.has(id)).cloned().collect();
         name.mirror = Some((revision, mirror));
-        self.decide(state, key, gone);
+        gone.iter().for_each(|id| state.gone(key, id));
+        let Some(name) = state.names.get_mut(key) else { return };
+        name.report(&self.grants);
+        match name.waiters.is_empty() {
+            true => self.close(&mut state.names, key),
+            false => wake_in_order(std::mem::take(&mut name.gone)),
+        }
     }
 
-    /// Applies all changes of one revision of the store, if it is newer than the entries, and wakes the waiters whose entries were deleted.
+    /// Applies all changes of one revision of the store, if it is newer than the entries.
+    ///
+    /// # Behavior
+    /// A deletion of a waiter's entry makes the store open the watch again: at the end of a session ZooKeeper reports the deletions of
+    /// some of its entries, in any order. The read shows them all, so that the waiters enter again in the order of their arrival.
     pub(in crate::engine) fn changed(&self, key: &Key, revision: u64, changes: Vec<Change>) {
         let mut state = self.state.lock();
+        let state = &mut *state;
         let mut deleted = Vec::new();
         for change in &changes {
             let Change::Deleted(id, owner) = change else { continue };
@@ -271,22 +281,16 @@ impl LocalEntries {
             *at = revision;
             changes.into_iter().for_each(|change| mirror.apply(change));
         }
-        self.decide(&mut state, key, deleted);
-    }
-
-    /// Wakes the waiters whose entries are gone, in the order of their arrival, and reports the grants.
-    fn decide(&self, state: &mut State, key: &Key, mut gone: Vec<Arc<str>>) {
-        let name = state.names.get(key);
-        gone.sort_by_key(|id| Some(name?.waiters.get(id)?.number));
-        let mut woken = Vec::new();
-        for id in &gone {
-            if state.gone(key, id, &mut woken) {
-                self.close(&mut state.names, key);
-            }
-        }
-        wake_in_order(woken);
-        if let Some(name) = state.names.get_mut(key) {
+        deleted.iter().for_each(|id| state.gone(key, id));
+        let Some(name) = state.names.get_mut(key) else { return };
+        if name.gone.is_empty() {
             name.report(&self.grants);
+        } else if name.waiters.is_empty() {
+            self.close(&mut state.names, key);
+        } else {
+            name.mirror = None;
+            let watches = [Watch::Close(key.clone()), Watch::Open(key.clone())];
+            watches.into_iter().for_each(|watch| _ = self.watches.send(watch));
         }
     }
 
@@ -317,12 +321,14 @@ impl LocalEntries {
 
     /// Wakes all waiters of a name for new attempts.
     pub(super) fn wake_name(&self, key: &Key) {
-        let state = self.state.lock();
-        let name = state.names.get(key).into_iter();
-        let mut entered: Vec<&Entered> = name.flat_map(|name| name.waiters.values()).collect();
-        entered.sort_by_key(|waiter| waiter.number);
-        let waiters = entered.iter().filter_map(|waiter| state.waiters.get(&waiter.owner));
-        wake_in_order(waiters.map(|waiter| waiter.notify.clone()).collect());
+        let mut state = self.state.lock();
+        let State { waiters, names, .. } = &mut *state;
+        let Some(name) = names.get_mut(key) else { return };
+        let mut woken = std::mem::take(&mut name.gone);
+        for Entered { owner, number, .. } in name.waiters.values() {
+            woken.extend(waiters.get(owner).map(|waiter| (*number, waiter.notify.clone())));
+        }
+        wake_in_order(woken);
     }
 
     /// Takes the grant of a waiter, which then has left. `None`: there is none, or it has ended.
@@ -334,14 +340,15 @@ impl LocalEntries {
     }
 }
 
-/// Wakes waiters, so that their attempts are made in this order.
+/// Wakes waiters, so that their attempts are made in the order of their numbers.
 ///
 /// # Behavior
 /// A runtime may poll the task that was woken last first. So the first one gets a start: while its attempt is in progress, the service
 /// puts the others in order.
-fn wake_in_order(woken: Vec<Arc<Notify>>) {
+fn wake_in_order(mut woken: Vec<(u64, Arc<Notify>)>) {
     const START: Duration = Duration::from_millis(5);
-    let mut woken = woken.into_iter();
+    woken.sort_by_key(|(number, _)| *number);
+    let mut woken = woken.into_iter().map(|(_, notify)| notify);
     woken.next().iter().for_each(|first| first.notify_one());
     if woken.len() > 0 {
         tokio::spawn(Box::pin(async move {
