@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::attempt::wake_in_order;
 use super::mirror::{Change, Entry, Mirror};
 use crate::engine::{HandOff, Subscription};
 use crate::model::{Claim, Key, OwnerToken};
@@ -55,6 +55,8 @@ pub(super) struct Waiter {
     key: Option<Key>,
     /// [`State::opened`] at the beginning of the attempt in progress, and its entries that were deleted since. `None`: there is no attempt.
     attempt: Option<(u64, Vec<Arc<str>>)>,
+    /// Whether its entry was deleted, or may have been, since it was created.
+    is_gone: bool,
     /// The grant that it has not taken yet.
     hand_off: Option<HandOff>,
 }
@@ -103,7 +105,7 @@ impl State {
         if let Some(Entered { owner, number, .. }) = name.waiters.remove(id)
             && let Some(waiter) = self.waiters.get_mut(&owner)
         {
-            (waiter.key, waiter.hand_off) = (None, None);
+            (waiter.key, waiter.hand_off, waiter.is_gone) = (None, None, true);
             name.gone.push((number, waiter.notify.clone()));
         }
     }
@@ -127,14 +129,16 @@ impl LocalEntries {
         EntrySubscription { entries, owner, notify }
     }
 
-    /// Begins an attempt that may create entries.
+    /// Begins an attempt that may create entries. Returns whether the entry of the name that it waited for is gone.
     ///
     /// # Behavior
     /// [`LocalEntries::enter`] then knows whether its entry was deleted in the meantime. Call `enter` or `leave` after the answer.
-    pub(super) fn begin_attempt(&self, owner: &OwnerToken) {
+    pub(super) fn begin_attempt(&self, owner: &OwnerToken) -> bool {
         let mut state = self.state.lock();
         let opened = state.opened;
-        state.waiters.entry(owner.clone()).or_default().attempt = Some((opened, Vec::new()));
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        waiter.attempt = Some((opened, Vec::new()));
+        std::mem::take(&mut waiter.is_gone)
     }
 
     /// Records that a claim waits for `key` with the entry `id`, and opens the watch for the first one.
@@ -152,6 +156,7 @@ impl LocalEntries {
         let is_deleted = attempt.is_some_and(|(began, deleted)| deleted.contains(id) || may_be_gone(began));
         let now = (!is_deleted).then(|| key.clone());
         let before = std::mem::replace(&mut waiter.key, now.clone());
+        waiter.is_gone = is_deleted;
         if is_deleted {
             waiter.notify.notify_one();
         }
@@ -223,6 +228,13 @@ impl LocalEntries {
     #[cfg(feature = "etcd")]
     pub(in crate::engine) fn is_empty(&self) -> bool {
         self.state.lock().names.is_empty()
+    }
+
+    /// Reads the mirror of a name. `None`: its entries are not known.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::engine) fn mirror<T>(&self, key: &Key, read: impl FnOnce(&Mirror) -> T) -> Option<T> {
+        let state = self.state.lock();
+        state.names.get(key)?.mirror.as_ref().map(|(_, mirror)| read(mirror))
     }
 
     /// The server has confirmed the watch of a name. The store then reads its entries. `false`: the name has no waiters any more.
@@ -337,24 +349,6 @@ impl LocalEntries {
         let hand_off = hand_off.filter(|hand_off| !hand_off.until.is_past())?;
         self.leave(owner);
         Some(hand_off)
-    }
-}
-
-/// Wakes waiters, so that their attempts are made in the order of their numbers.
-///
-/// # Behavior
-/// A runtime may poll the task that was woken last first. So the first one gets a start: while its attempt is in progress, the service
-/// puts the others in order.
-fn wake_in_order(mut woken: Vec<(u64, Arc<Notify>)>) {
-    const START: Duration = Duration::from_millis(5);
-    woken.sort_by_key(|(number, _)| *number);
-    let mut woken = woken.into_iter().map(|(_, notify)| notify);
-    woken.next().iter().for_each(|first| first.notify_one());
-    if woken.len() > 0 {
-        tokio::spawn(Box::pin(async move {
-            tokio::time::sleep(START).await;
-            woken.for_each(|next| next.notify_one());
-        }));
     }
 }
 

@@ -1,6 +1,8 @@
 //! The entries of one name, in their order, and the rule that says which of them are granted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+#[cfg(feature = "zookeeper")]
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::model::OwnerToken;
@@ -47,7 +49,7 @@ pub(in crate::engine) enum Change {
 pub(in crate::engine) struct Mirror {
     /// Another program may give two entries the same place.
     entries: BTreeMap<(Place, Arc<str>), Share>,
-    places: HashMap<Arc<str>, Place>,
+    places: BTreeMap<Arc<str>, Place>,
 }
 
 impl Mirror {
@@ -69,6 +71,19 @@ impl Mirror {
 
     pub(super) fn has(&self, id: &str) -> bool {
         self.places.contains_key(id)
+    }
+
+    /// Returns the only entry whose id begins with `prefix`, and the oldest one, if the former is not granted.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::engine) fn waits(&self, prefix: &str) -> Option<[Arc<str>; 2]> {
+        let ids = self.places.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        let mut own = ids.map(|(id, _)| id).take_while(|id| id.starts_with(prefix));
+        let (Some(own), None) = (own.next(), own.next()) else {
+            return None;
+        };
+        let is_granted = self.granted().any(|granted| granted == own);
+        let oldest = self.granted().next().filter(|_| !is_granted)?;
+        Some([own.clone(), oldest.clone()])
     }
 
     /// Returns the entries that are granted: the longest run of oldest entries that fits.

@@ -147,7 +147,8 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert_eq!(f.opened(6, [entry(&"holder".into(), 1), entry(&id(&other), 3)]), []);
     assert!(is_woken(&mut subscription).await);
     // Created and deleted before the answer to the attempt.
-    f.entries.begin_attempt(&waiter.owner);
+    assert!(f.entries.begin_attempt(&waiter.owner));
+    assert!(!f.entries.begin_attempt(&waiter.owner), "it is known");
     assert_eq!(f.created(&waiter, 7), []);
     assert_eq!(f.deleted(id(&waiter), 8), []);
     f.entries.enter(&waiter.owner, &f.key, &id(&waiter));

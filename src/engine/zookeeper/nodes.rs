@@ -50,7 +50,16 @@ impl Zookeeper {
         Request::multi_read(&reads.collect::<Vec<_>>())
     }
 
-    pub(super) fn children(parts: &[Part]) -> Answer<Children> {
+    /// Returns the entries of names in the answer to [`Zookeeper::read`].
+    pub(super) fn found(names: &[Key], read: &Reply) -> Answer<Vec<Children>> {
+        let parts = read.parts()?;
+        if parts.len() != 2 * names.len() {
+            return Err(Refusal::Malformed);
+        }
+        parts.chunks(2).map(Self::children).collect()
+    }
+
+    fn children(parts: &[Part]) -> Answer<Children> {
         match parts {
             [Part::Children(names), Part::Data(_, stat)] => Ok((Child::all(names), stat.last_child_change as u64)),
             [Part::Failed(code::NO_NODE), _] | [_, Part::Failed(code::NO_NODE)] => Ok((Vec::new(), 0)),
@@ -59,20 +68,15 @@ impl Zookeeper {
         }
     }
 
-    /// Reads the entries of names: `read` is the answer to [`Zookeeper::read`], and the data of the entries `known` is known.
+    /// Reads the data of entries. That of `known` is known.
     pub(super) async fn seen(
         &self,
         names: &[Key],
         owner: Option<&OwnerToken>,
-        mut read: Reply,
+        mut found: Vec<Children>,
         known: &[Stored],
     ) -> Answer<Vec<Seen>> {
         for _ in 0..ROUNDS {
-            let parts = read.parts()?;
-            if parts.len() != 2 * names.len() {
-                return Err(Refusal::Malformed);
-            }
-            let found = parts.chunks(2).map(Self::children).collect::<Answer<Vec<_>>>()?;
             let is_own = |child: &&Child| owner.is_some_and(|owner| child.is_of(owner));
             // The oldest one, and that of the owner.
             let mut wanted: Vec<(&Key, &Child)> = Vec::new();
@@ -122,9 +126,25 @@ impl Zookeeper {
                 });
                 return Ok(seen.collect());
             }
-            read = self.client.call(self.read(names)).await?;
+            found = Self::found(names, &self.client.call(self.read(names)).await?)?;
         }
         Err(Refusal::Refused(code::NO_NODE))
+    }
+
+    /// Returns the entry of a waiting claim and one before it, which is known then. `None`: it may hold its name, or the mirror is not
+    /// open.
+    fn mirrored(&self, claim: &Claim, known: &mut Vec<Stored>) -> Option<Vec<Children>> {
+        let ([name], true) = (claim.keys(), claim.waiting) else {
+            return None;
+        };
+        let prefix = Child::prefix_of(&claim.owner);
+        let [own, oldest] = self.local.mirror(name, |mirror| mirror.waits(&prefix))??;
+        let (own, oldest) = (Child::parse(&own)?, Child::parse(&oldest)?);
+        known.push(Stored {
+            record: None,
+            ..oldest.entry(name, 0, Record::default())
+        });
+        Some(vec![(vec![oldest, own], 0)])
     }
 
     pub(super) async fn changed(
@@ -151,9 +171,12 @@ impl Zookeeper {
             let deletions = remove.iter().map(|entry| Request::delete(&self.path(entry), -1));
             let changes: Vec<_> = folders.chain(creations).chain(deletions).collect();
             let changed = self.client.call(Request::multi(&changes));
-            let read = self.client.call(self.read(claim.keys()));
+            let reading = || self.client.call(self.read(claim.keys()));
+            // The event of the creation arrives before the answer.
+            let is_mirrored =
+                matches!(claim.keys(), [name] if claim.waiting && self.local.mirror(name, |_| ()).is_some());
+            let mut read = (!is_mirrored).then(reading);
             let reply = changed.await?;
-            let read = read.await?;
             let parts = reply.parts()?;
             let failed = |part: &Part| match part {
                 Part::Failed(code) => Some(*code),
@@ -167,7 +190,7 @@ impl Zookeeper {
                 if !missing.is_empty() {
                     self.chroot().await?;
                 }
-                let folders = read.parts()?;
+                let folders = read.take().unwrap_or_else(reading).await?.parts()?;
                 let names = claim.keys().iter().zip(folders.chunks(2));
                 let is_missing = |(name, parts): &(&Key, &[Part])| {
                     create.contains(name) && parts.contains(&Part::Failed(code::NO_NODE))
@@ -186,13 +209,17 @@ impl Zookeeper {
                     let child = Child::parse(path.rsplit_once('/')?.1)?;
                     Some(child.entry(name, reply.session, record.clone()))
                 });
-            let created: Vec<Stored> = created.collect();
+            let mut created: Vec<Stored> = created.collect();
             if created.iter().any(|entry| entry.place.0 > LAST_NUMBER) {
                 let deletions = created.iter().map(|entry| Request::delete(&self.path(entry), -1));
                 self.client.call(Request::multi(&deletions.collect::<Vec<_>>())).await?;
                 return Err(Refusal::NoNumbers);
             }
-            return self.seen(claim.keys(), Some(&claim.owner), read, &created).await;
+            let found = match self.mirrored(claim, &mut created) {
+                Some(found) => found,
+                None => Self::found(claim.keys(), &read.take().unwrap_or_else(reading).await?)?,
+            };
+            return self.seen(claim.keys(), Some(&claim.owner), found, &created).await;
         }
         Err(Refusal::Refused(code::NO_NODE))
     }

@@ -22,7 +22,7 @@ pub(super) const NAME: &str = "zookeeper";
 pub(super) struct Zookeeper {
     pub client: Client,
     pub layout: Layout,
-    local: Arc<LocalEntries>,
+    pub local: Arc<LocalEntries>,
     pub revisions: Arc<Revisions>,
 }
 
@@ -159,7 +159,7 @@ impl Store for Zookeeper {
         let read = self.client.call(self.read(names));
         let looking = async {
             synced.await?;
-            self.seen(names, owner, read.await?, &[]).await
+            self.seen(names, owner, Self::found(names, &read.await?)?, &[]).await
         };
         looking.await.map_err(|refusal| self.failure(refusal))
     }
