@@ -135,7 +135,7 @@ export const zookeeper = {
   /** Exceeds a quota. Resolves to a function that removes it. */
   fill: ({ url }) => fillQuota(url, FOLDER, 9),
   errors: {
-    tooLong: /more than 16 MiB/,
+    tooLong: /the list of the entries of .+ has more than 16 MiB/,
     full: /QuotaExceeded \(-125\): raise the quota/,
     noTls: /secureClientPort/,
     onlyTls: /no session/,

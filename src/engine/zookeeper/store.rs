@@ -156,10 +156,10 @@ impl Store for Zookeeper {
             Some(_) => Request::commit(self.layout.root()),
             None => Request::sync("/"),
         });
-        let read = self.client.call(self.read(names));
+        let list = self.list(names);
         let looking = async {
             synced.await?;
-            self.seen(names, owner, Self::found(names, &read.await?)?, &[]).await
+            self.seen(names, owner, list.await?, &[]).await
         };
         looking.await.map_err(|refusal| self.failure(refusal))
     }
