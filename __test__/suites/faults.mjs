@@ -100,7 +100,7 @@ export function faults(driver) {
       'entries that are too long for one reply are named in the error, and block no other name',
       {},
       async (locks, own, keyPrefix) => {
-        const held = await locks.acquire('other', { ttlMs: 6000 })
+        const [held, other] = [await locks.acquire('n', { ttlMs: 6000 }), await locks.acquire('other', { ttlMs: 6000 })]
         const remove = await driver.addEntries(own, `${keyPrefix}n`, 17, 1_000_000)
         const wait = () => locks.acquire('n', { waitMs: 60_000, onStoreError: 'wait' })
         const calls = [() => locks.tryAcquire('n'), wait, () => locks.inspect('n'), () => locks.list()]
@@ -117,10 +117,11 @@ export function faults(driver) {
           await locks.using(`another-${round}`, () => {})
           await sleep(500)
         }
-        assert.ok(held.isHeld)
+        assert.ok(held.isHeld && other.isHeld)
+        assert.equal(await held.release(), true)
         await remove()
         assert.equal(await (await (waiter ?? wait())).release(), true)
-        assert.equal(await held.release(), true)
+        assert.equal(await other.release(), true)
       },
     )
 

@@ -147,6 +147,17 @@ mod tests {
         mirror.apply(created("b", (12, 0)));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");
         assert!(mirror.has("b") && !mirror.has("a"));
+        #[cfg(feature = "zookeeper")]
+        {
+            assert_eq!(mirror.waits("b"), Some(["b".into(), "c".into()]));
+            assert_eq!(
+                (mirror.waits("c"), mirror.waits("x")),
+                (None, None),
+                "granted, or unknown"
+            );
+            mirror.apply(created("b2", (13, 0)));
+            assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
+        }
         // The end of one of two entries in the same place is not that of the other one.
         mirror.apply(created("d", (9, 0)));
         mirror.apply(Change::Deleted("d".into(), None));

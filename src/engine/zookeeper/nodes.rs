@@ -129,10 +129,10 @@ impl Zookeeper {
         Err(Refusal::Refused(code::NO_NODE))
     }
 
-    /// Returns the entry of a waiting claim and one before it, and all that is known of the latter. `None`: it may hold its name, or the
-    /// mirror is not open.
-    fn mirrored(&self, claim: &Claim) -> Option<(Vec<Children>, Stored)> {
-        let ([name], true) = (claim.keys(), claim.waiting) else {
+    /// Returns the new entry of a waiting claim and one before it, and all that is known of the latter. `None`: it may hold its name, or
+    /// the mirror is not that of the connection.
+    fn mirrored(&self, claim: &Claim, created: &[Stored]) -> Option<(Vec<Children>, Stored)> {
+        let ([name], [created], true) = (claim.keys(), created, claim.waiting) else {
             return None;
         };
         let prefix = Child::prefix_of(&claim.owner);
@@ -142,7 +142,7 @@ impl Zookeeper {
             record: None,
             ..oldest.entry(name, 0, Record::default())
         };
-        Some((vec![(vec![oldest, own], 0)], before))
+        (*own.name == *created.id).then(|| (vec![(vec![oldest, own], 0)], before))
     }
 
     pub(super) async fn changed(
@@ -206,7 +206,7 @@ impl Zookeeper {
                     Some(child.entry(name, reply.session, record.clone()))
                 });
             let mut known: Vec<Stored> = created.collect();
-            let found = match self.mirrored(claim) {
+            let found = match self.mirrored(claim, &known) {
                 _ if known.iter().any(|entry| entry.place.0 > LAST_NUMBER) => Err(Refusal::NoNumbers),
                 Some((found, before)) => {
                     known.push(before);
@@ -214,7 +214,9 @@ impl Zookeeper {
                 }
                 None => list.take().unwrap_or_else(listing).await,
             };
-            if let Err(Refusal::NoNumbers | Refusal::LongReply(_)) = found {
+            if let Err(Refusal::NoNumbers | Refusal::LongReply(_)) = found
+                && !known.is_empty()
+            {
                 // They would not be found again.
                 let deletions = known.iter().map(|entry| Request::delete(&self.path(entry), -1));
                 self.client.call(Request::multi(&deletions.collect::<Vec<_>>())).await?;
