@@ -5,11 +5,27 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::jute::Writer;
+use super::jute::{Reader, Writer};
 use super::*;
 use crate::engine::entries::target::Server;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Reply {
+    /// Reads how often children of a node were created or deleted.
+    pub(in super::super) fn changes_of_children(&self) -> Result<i32, Malformed> {
+        let mut reader = Reader(&self.body);
+        reader.buffer()?;
+        let _of_node = [reader.long()?, reader.long()?, reader.long()?, reader.long()?];
+        let _version = reader.int()?;
+        reader.int()
+    }
+
+    /// Reads the path of a new node.
+    pub(in super::super) fn created(&self) -> Result<String, Malformed> {
+        Reader(&self.body).text().map(str::to_owned)
+    }
+}
 
 /// Runs a server. `serve` gets each connection with its number.
 async fn server<F>(serve: impl Fn(TcpStream, usize) -> F + Send + 'static) -> Server
