@@ -4,10 +4,7 @@
 //! first, so that other callers cannot keep it from them in turn. All claims take names in the same order, so that none waits for
 //! another in a circle.
 
-use std::sync::Arc;
 use std::time::Duration;
-
-use tokio::sync::Notify;
 
 use super::engine::{Core, Own, ROUNDS};
 use super::record::{Seen, Stored, new_token, now_ms};
@@ -163,23 +160,5 @@ fn is_held(name: &Key, seen: &Seen) -> Acquired {
     Acquired::Held {
         key: name.clone(),
         retry_after: seen.oldest.as_ref().and_then(Stored::ttl).map(Ttl::duration),
-    }
-}
-
-/// Wakes waiters, so that their attempts are made in the order of their numbers.
-///
-/// # Behavior
-/// A runtime may poll the task that was woken last first. So the first one gets a start: while its attempt is in progress, the service
-/// puts the others in order.
-pub(super) fn wake_in_order(mut woken: Vec<(u64, Arc<Notify>)>) {
-    const START: Duration = Duration::from_millis(5);
-    woken.sort_by_key(|(number, _)| *number);
-    let mut woken = woken.into_iter().map(|(_, notify)| notify);
-    woken.next().iter().for_each(|first| first.notify_one());
-    if woken.len() > 0 {
-        tokio::spawn(Box::pin(async move {
-            tokio::time::sleep(START).await;
-            woken.for_each(|next| next.notify_one());
-        }));
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::attempt::wake_in_order;
 use super::mirror::{Change, Entry, Mirror};
 use crate::engine::{HandOff, Subscription};
 use crate::model::{Claim, Key, OwnerToken};
@@ -74,8 +74,6 @@ struct Entered {
 struct Name {
     /// The waiters by the ids of their entries.
     waiters: HashMap<Arc<str>, Entered>,
-    /// Those whose entries were deleted, by the numbers that they had. They are woken when the entries have been read again.
-    gone: Vec<(u64, Arc<Notify>)>,
     /// The entries, and their revision. `None`: the watch is being opened.
     mirror: Option<(u64, Mirror)>,
     /// [`State::opened`] after the entries were read.
@@ -94,19 +92,6 @@ impl Name {
                 // The engine was dropped.
                 let _ = grants.send(Granted { owner, id, revision });
             }
-        }
-    }
-}
-
-impl State {
-    /// Makes a waiter whose entry is gone leave its name.
-    fn gone(&mut self, key: &Key, id: &str) {
-        let Some(name) = self.names.get_mut(key) else { return };
-        if let Some(Entered { owner, number, .. }) = name.waiters.remove(id)
-            && let Some(waiter) = self.waiters.get_mut(&owner)
-        {
-            (waiter.key, waiter.hand_off, waiter.is_gone) = (None, None, true);
-            name.gone.push((number, waiter.notify.clone()));
         }
     }
 }
@@ -212,9 +197,7 @@ impl LocalEntries {
     }
 
     fn close(&self, names: &mut HashMap<Key, Name>, key: &Key) {
-        if let Some(name) = names.remove(key) {
-            wake_in_order(name.gone);
-        }
+        names.remove(key);
         let _ = self.watches.send(Watch::Close(key.clone()));
     }
 
@@ -251,59 +234,67 @@ impl LocalEntries {
     /// order in which this process receives its messages. Wakes the waiters whose entries are gone.
     pub(in crate::engine) fn opened(&self, key: &Key, revision: u64, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        let Some(name) = state.names.get_mut(key) else { return };
-        state.opened += 1;
-        name.opened = state.opened;
+        let State {
+            waiters, names, opened, ..
+        } = &mut *state;
+        let Some(name) = names.get_mut(key) else { return };
+        *opened += 1;
+        name.opened = *opened;
         let mut mirror = Mirror::default();
         entries
             .into_iter()
             .for_each(|entry| mirror.apply(Change::Created(entry)));
-        let gone: Vec<Arc<str>> = name.waiters.keys().filter(|id| !mirror.has(id)).cloned().collect();
+        let gone = name.waiters.extract_if(|id, _| !mirror.has(id));
+        let mut gone: Vec<Entered> = gone.map(|(_, waiter)| waiter).collect();
+        gone.sort_by_key(|waiter| waiter.number);
+        let woken = gone.iter().filter_map(|Entered { owner, .. }| {
+            let waiter = waiters.get_mut(owner)?;
+            (waiter.key, waiter.hand_off, waiter.is_gone) = (None, None, true);
+            Some(waiter.notify.clone())
+        });
+        wake_in_order(woken.collect());
         name.mirror = Some((revision, mirror));
-        gone.iter().for_each(|id| state.gone(key, id));
-        let Some(name) = state.names.get_mut(key) else { return };
         name.report(&self.grants);
-        match name.waiters.is_empty() {
-            true => self.close(&mut state.names, key),
-            false => wake_in_order(std::mem::take(&mut name.gone)),
+        if name.waiters.is_empty() {
+            self.close(names, key);
         }
     }
 
     /// Applies all changes of one revision of the store, if it is newer than the entries.
     ///
     /// # Behavior
-    /// A deletion of a waiter's entry makes the store open the watch again: at the end of a session ZooKeeper reports the deletions of
-    /// some of its entries, in any order. The read shows them all, so that the waiters enter again in the order of their arrival.
+    /// After the deletion of a waiter's entry the store opens the watch again: at the end of a session ZooKeeper reports some deletions,
+    /// in any order. The read shows all of them, so that the waiters enter again in the order of their arrival.
     pub(in crate::engine) fn changed(&self, key: &Key, revision: u64, changes: Vec<Change>) {
         let mut state = self.state.lock();
-        let state = &mut *state;
+        let State { waiters, names, .. } = &mut *state;
         let mut deleted = Vec::new();
         for change in &changes {
             let Change::Deleted(id, owner) = change else { continue };
             deleted.push(id.clone());
-            let waiter = owner.as_ref().and_then(|owner| state.waiters.get_mut(owner));
+            let waiter = owner.as_ref().and_then(|owner| waiters.get_mut(owner));
             if let Some((_, during)) = waiter.and_then(|waiter| waiter.attempt.as_mut()) {
                 during.push(id.clone());
             }
         }
-        let Some(name) = state.names.get_mut(key) else { return };
+        let Some(name) = names.get_mut(key) else { return };
         let Some((at, mirror)) = &mut name.mirror else { return };
         if revision > *at {
             *at = revision;
             changes.into_iter().for_each(|change| mirror.apply(change));
         }
-        deleted.iter().for_each(|id| state.gone(key, id));
-        let Some(name) = state.names.get_mut(key) else { return };
-        if name.gone.is_empty() {
-            name.report(&self.grants);
-        } else if name.waiters.is_empty() {
-            self.close(&mut state.names, key);
-        } else {
-            name.mirror = None;
-            let watches = [Watch::Close(key.clone()), Watch::Open(key.clone())];
-            watches.into_iter().for_each(|watch| _ = self.watches.send(watch));
+        let gone: Vec<&Entered> = deleted.iter().filter_map(|id| name.waiters.get(id)).collect();
+        if gone.is_empty() {
+            return name.report(&self.grants);
         }
+        for Entered { owner, .. } in gone {
+            waiters
+                .get_mut(owner)
+                .into_iter()
+                .for_each(|waiter| waiter.hand_off = None);
+        }
+        name.mirror = None;
+        let _ = [Watch::Close, Watch::Open].map(|watch| self.watches.send(watch(key.clone())));
     }
 
     /// Forgets the entries of a name whose watch was lost, until [`LocalEntries::opened`]. Returns whether they were read.
@@ -313,10 +304,13 @@ impl LocalEntries {
         name.is_some_and(|name| name.mirror.take().is_some())
     }
 
-    /// Passes its grant to a waiter. `false`: it is not a waiter any more.
+    /// Passes its grant to a waiter. `false`: it is not a waiter any more, or its entry may be gone.
     pub(super) fn grant(&self, owner: &OwnerToken, hand_off: HandOff) -> bool {
         let mut state = self.state.lock();
-        let Some(waiter) = state.waiters.get_mut(owner).filter(|waiter| waiter.key.is_some()) else {
+        let State { waiters, names, .. } = &mut *state;
+        let is_open = |key: &Key| names.get(key).is_some_and(|name| name.mirror.is_some());
+        let waits = |waiter: &&mut Waiter| waiter.key.as_ref().is_some_and(is_open);
+        let Some(waiter) = waiters.get_mut(owner).filter(waits) else {
             return false;
         };
         waiter.hand_off = Some(hand_off);
@@ -333,14 +327,12 @@ impl LocalEntries {
 
     /// Wakes all waiters of a name for new attempts.
     pub(super) fn wake_name(&self, key: &Key) {
-        let mut state = self.state.lock();
-        let State { waiters, names, .. } = &mut *state;
-        let Some(name) = names.get_mut(key) else { return };
-        let mut woken = std::mem::take(&mut name.gone);
-        for Entered { owner, number, .. } in name.waiters.values() {
-            woken.extend(waiters.get(owner).map(|waiter| (*number, waiter.notify.clone())));
-        }
-        wake_in_order(woken);
+        let state = self.state.lock();
+        let name = state.names.get(key).into_iter();
+        let mut entered: Vec<&Entered> = name.flat_map(|name| name.waiters.values()).collect();
+        entered.sort_by_key(|waiter| waiter.number);
+        let waiters = entered.iter().filter_map(|waiter| state.waiters.get(&waiter.owner));
+        wake_in_order(waiters.map(|waiter| waiter.notify.clone()).collect());
     }
 
     /// Takes the grant of a waiter, which then has left. `None`: there is none, or it has ended.
@@ -349,6 +341,23 @@ impl LocalEntries {
         let hand_off = hand_off.filter(|hand_off| !hand_off.until.is_past())?;
         self.leave(owner);
         Some(hand_off)
+    }
+}
+
+/// Wakes waiters, so that their attempts are made in this order.
+///
+/// # Behavior
+/// A runtime may poll the task that was woken last first. So the first one gets a start: while its attempt is in progress, the service
+/// puts the others in order.
+fn wake_in_order(woken: Vec<Arc<Notify>>) {
+    const START: Duration = Duration::from_millis(5);
+    let mut woken = woken.into_iter();
+    woken.next().iter().for_each(|first| first.notify_one());
+    if woken.len() > 0 {
+        tokio::spawn(Box::pin(async move {
+            tokio::time::sleep(START).await;
+            woken.for_each(|next| next.notify_one());
+        }));
     }
 }
 
