@@ -116,8 +116,6 @@ export const zookeeper = {
   service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },
   /** A lock lasts for at least this long without a server: a lease of half a session, which is renewed after a third of it. */
   lastsMs: 6500,
-  /** Each waiter reads the whole list of entries, in the session of its service. */
-  waitersDelayRenewals: true,
   /** Starts one server with quotas, and with TLS. */
   start: (/** @type {any} */ { tls } = {}) =>
     startZookeeper({ tls, options: ['-Dzookeeper.enforceQuota=true', '-Xmx800m'] }),
@@ -137,7 +135,7 @@ export const zookeeper = {
   /** Exceeds a quota. Resolves to a function that removes it. */
   fill: ({ url }) => fillQuota(url, FOLDER, 9),
   errors: {
-    tooLong: /more than 16 MiB/,
+    tooLong: /the list of the entries of .+ has more than 16 MiB/,
     full: /QuotaExceeded \(-125\): raise the quota/,
     noTls: /secureClientPort/,
     onlyTls: /no session/,

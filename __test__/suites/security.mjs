@@ -111,7 +111,7 @@ export function security(driver) {
       const proxy = net.createServer((client) => {
         sockets.add(client.on('error', () => {}))
         if (isSilent) return client.resume()
-        const upstream = net.connect(servers.open.port, '127.0.0.1').on('error', () => {})
+        const upstream = net.connect(servers.open.tlsPort || servers.open.port, '127.0.0.1').on('error', () => {})
         client.pipe(upstream).pipe(client)
         client.on('close', () => upstream.destroy())
       })

@@ -29,8 +29,8 @@ impl Core {
         let (names, owner, began) = (claim.keys(), &claim.owner, Moment::now());
         // The deletion of its entries may be executed after the attempt.
         self.deleted(owner).await;
-        if claim.waiting {
-            self.local.begin_attempt(owner);
+        if claim.waiting && self.local.begin_attempt(owner) && names.len() == 1 {
+            self.own.remove(owner);
         }
         let mut seen = match self.own.get(owner) {
             None => self.store.change(claim, names, &[], true).await?,

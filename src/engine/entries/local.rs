@@ -55,6 +55,8 @@ pub(super) struct Waiter {
     key: Option<Key>,
     /// [`State::opened`] at the beginning of the attempt in progress, and its entries that were deleted since. `None`: there is no attempt.
     attempt: Option<(u64, Vec<Arc<str>>)>,
+    /// Whether its entry was deleted, or may have been, since it was created.
+    is_gone: bool,
     /// The grant that it has not taken yet.
     hand_off: Option<HandOff>,
 }
@@ -94,24 +96,6 @@ impl Name {
     }
 }
 
-impl State {
-    /// Makes a waiter whose entry is gone leave its name, and adds it to those to wake. Returns whether the name has no waiters.
-    fn gone(&mut self, key: &Key, id: &str, woken: &mut Vec<Arc<Notify>>) -> bool {
-        let Some(name) = self.names.get_mut(key) else {
-            return false;
-        };
-        let Some(Entered { owner, .. }) = name.waiters.remove(id) else {
-            return false;
-        };
-        let is_last = name.waiters.is_empty();
-        if let Some(waiter) = self.waiters.get_mut(&owner) {
-            (waiter.key, waiter.hand_off) = (None, None);
-            woken.push(waiter.notify.clone());
-        }
-        is_last
-    }
-}
-
 impl LocalEntries {
     /// Creates the list, the requests for watches, and the grants.
     pub(super) fn new() -> (Arc<Self>, UnboundedReceiver<Watch>, UnboundedReceiver<Granted>) {
@@ -130,14 +114,16 @@ impl LocalEntries {
         EntrySubscription { entries, owner, notify }
     }
 
-    /// Begins an attempt that may create entries.
+    /// Begins an attempt that may create entries. Returns whether the entry of the name that it waited for is gone.
     ///
     /// # Behavior
     /// [`LocalEntries::enter`] then knows whether its entry was deleted in the meantime. Call `enter` or `leave` after the answer.
-    pub(super) fn begin_attempt(&self, owner: &OwnerToken) {
+    pub(super) fn begin_attempt(&self, owner: &OwnerToken) -> bool {
         let mut state = self.state.lock();
         let opened = state.opened;
-        state.waiters.entry(owner.clone()).or_default().attempt = Some((opened, Vec::new()));
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        waiter.attempt = Some((opened, Vec::new()));
+        std::mem::take(&mut waiter.is_gone)
     }
 
     /// Records that a claim waits for `key` with the entry `id`, and opens the watch for the first one.
@@ -155,6 +141,7 @@ impl LocalEntries {
         let is_deleted = attempt.is_some_and(|(began, deleted)| deleted.contains(id) || may_be_gone(began));
         let now = (!is_deleted).then(|| key.clone());
         let before = std::mem::replace(&mut waiter.key, now.clone());
+        waiter.is_gone = is_deleted;
         if is_deleted {
             waiter.notify.notify_one();
         }
@@ -226,6 +213,13 @@ impl LocalEntries {
         self.state.lock().names.is_empty()
     }
 
+    /// Reads the mirror of a name. `None`: its entries are not known.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::engine) fn mirror<T>(&self, key: &Key, read: impl FnOnce(&Mirror) -> T) -> Option<T> {
+        let state = self.state.lock();
+        state.names.get(key)?.mirror.as_ref().map(|(_, mirror)| read(mirror))
+    }
+
     /// The server has confirmed the watch of a name. The store then reads its entries. `false`: the name has no waiters any more.
     pub(in crate::engine) fn begin_read(&self, key: &Key) -> bool {
         let mut state = self.state.lock();
@@ -240,54 +234,67 @@ impl LocalEntries {
     /// order in which this process receives its messages. Wakes the waiters whose entries are gone.
     pub(in crate::engine) fn opened(&self, key: &Key, revision: u64, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        let Some(name) = state.names.get_mut(key) else { return };
-        state.opened += 1;
-        name.opened = state.opened;
+        let State {
+            waiters, names, opened, ..
+        } = &mut *state;
+        let Some(name) = names.get_mut(key) else { return };
+        *opened += 1;
+        name.opened = *opened;
         let mut mirror = Mirror::default();
         entries
             .into_iter()
             .for_each(|entry| mirror.apply(Change::Created(entry)));
-        let gone = name.waiters.keys().filter(|id| !mirror.has(id)).cloned().collect();
+        let gone = name.waiters.extract_if(|id, _| !mirror.has(id));
+        let mut gone: Vec<Entered> = gone.map(|(_, waiter)| waiter).collect();
+        gone.sort_by_key(|waiter| waiter.number);
+        let woken = gone.iter().filter_map(|Entered { owner, .. }| {
+            let waiter = waiters.get_mut(owner)?;
+            (waiter.key, waiter.hand_off, waiter.is_gone) = (None, None, true);
+            Some(waiter.notify.clone())
+        });
+        wake_in_order(woken.collect());
         name.mirror = Some((revision, mirror));
-        self.decide(state, key, gone);
+        name.report(&self.grants);
+        if name.waiters.is_empty() {
+            self.close(names, key);
+        }
     }
 
-    /// Applies all changes of one revision of the store, if it is newer than the entries, and wakes the waiters whose entries were deleted.
+    /// Applies all changes of one revision of the store, if it is newer than the entries.
+    ///
+    /// # Behavior
+    /// After the deletion of a waiter's entry the store opens the watch again: at the end of a session ZooKeeper reports some deletions,
+    /// in any order. The read shows all of them, so that the waiters enter again in the order of their arrival.
     pub(in crate::engine) fn changed(&self, key: &Key, revision: u64, changes: Vec<Change>) {
         let mut state = self.state.lock();
+        let State { waiters, names, .. } = &mut *state;
         let mut deleted = Vec::new();
         for change in &changes {
             let Change::Deleted(id, owner) = change else { continue };
             deleted.push(id.clone());
-            let waiter = owner.as_ref().and_then(|owner| state.waiters.get_mut(owner));
+            let waiter = owner.as_ref().and_then(|owner| waiters.get_mut(owner));
             if let Some((_, during)) = waiter.and_then(|waiter| waiter.attempt.as_mut()) {
                 during.push(id.clone());
             }
         }
-        let Some(name) = state.names.get_mut(key) else { return };
+        let Some(name) = names.get_mut(key) else { return };
         let Some((at, mirror)) = &mut name.mirror else { return };
         if revision > *at {
             *at = revision;
             changes.into_iter().for_each(|change| mirror.apply(change));
         }
-        self.decide(&mut state, key, deleted);
-    }
-
-    /// Wakes the waiters whose entries are gone, in the order of their arrival, and reports the grants.
-    fn decide(&self, state: &mut State, key: &Key, mut gone: Vec<Arc<str>>) {
-        let name = state.names.get(key);
-        gone.sort_by_key(|id| Some(name?.waiters.get(id)?.number));
-        let mut woken = Vec::new();
-        for id in &gone {
-            if state.gone(key, id, &mut woken) {
-                self.close(&mut state.names, key);
-            }
+        let gone: Vec<&Entered> = deleted.iter().filter_map(|id| name.waiters.get(id)).collect();
+        if gone.is_empty() {
+            return name.report(&self.grants);
         }
-        wake_in_order(woken);
-        if let Some(name) = state.names.get_mut(key) {
-            name.report(&self.grants);
+        for Entered { owner, .. } in gone {
+            waiters
+                .get_mut(owner)
+                .into_iter()
+                .for_each(|waiter| waiter.hand_off = None);
         }
+        name.mirror = None;
+        let _ = [Watch::Close, Watch::Open].map(|watch| self.watches.send(watch(key.clone())));
     }
 
     /// Forgets the entries of a name whose watch was lost, until [`LocalEntries::opened`]. Returns whether they were read.
@@ -297,10 +304,13 @@ impl LocalEntries {
         name.is_some_and(|name| name.mirror.take().is_some())
     }
 
-    /// Passes its grant to a waiter. `false`: it is not a waiter any more.
+    /// Passes its grant to a waiter. `false`: it is not a waiter any more, or its entry may be gone.
     pub(super) fn grant(&self, owner: &OwnerToken, hand_off: HandOff) -> bool {
         let mut state = self.state.lock();
-        let Some(waiter) = state.waiters.get_mut(owner).filter(|waiter| waiter.key.is_some()) else {
+        let State { waiters, names, .. } = &mut *state;
+        let is_open = |key: &Key| names.get(key).is_some_and(|name| name.mirror.is_some());
+        let waits = |waiter: &&mut Waiter| waiter.key.as_ref().is_some_and(is_open);
+        let Some(waiter) = waiters.get_mut(owner).filter(waits) else {
             return false;
         };
         waiter.hand_off = Some(hand_off);

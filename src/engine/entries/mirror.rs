@@ -1,6 +1,8 @@
 //! The entries of one name, in their order, and the rule that says which of them are granted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+#[cfg(feature = "zookeeper")]
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::model::OwnerToken;
@@ -47,7 +49,7 @@ pub(in crate::engine) enum Change {
 pub(in crate::engine) struct Mirror {
     /// Another program may give two entries the same place.
     entries: BTreeMap<(Place, Arc<str>), Share>,
-    places: HashMap<Arc<str>, Place>,
+    places: BTreeMap<Arc<str>, Place>,
 }
 
 impl Mirror {
@@ -69,6 +71,19 @@ impl Mirror {
 
     pub(super) fn has(&self, id: &str) -> bool {
         self.places.contains_key(id)
+    }
+
+    /// Returns the only entry whose id begins with `prefix`, and the oldest one, if the former is not granted.
+    #[cfg(feature = "zookeeper")]
+    pub(in crate::engine) fn waits(&self, prefix: &str) -> Option<[Arc<str>; 2]> {
+        let ids = self.places.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        let mut own = ids.map(|(id, _)| id).take_while(|id| id.starts_with(prefix));
+        let (Some(own), None) = (own.next(), own.next()) else {
+            return None;
+        };
+        let is_granted = self.granted().any(|granted| granted == own);
+        let oldest = self.granted().next().filter(|_| !is_granted)?;
+        Some([own.clone(), oldest.clone()])
     }
 
     /// Returns the entries that are granted: the longest run of oldest entries that fits.
@@ -132,6 +147,17 @@ mod tests {
         mirror.apply(created("b", (12, 0)));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");
         assert!(mirror.has("b") && !mirror.has("a"));
+        #[cfg(feature = "zookeeper")]
+        {
+            assert_eq!(mirror.waits("b"), Some(["b".into(), "c".into()]));
+            assert_eq!(
+                (mirror.waits("c"), mirror.waits("x")),
+                (None, None),
+                "granted, or unknown"
+            );
+            mirror.apply(created("b2", (13, 0)));
+            assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
+        }
         // The end of one of two entries in the same place is not that of the other one.
         mirror.apply(created("d", (9, 0)));
         mirror.apply(Change::Deleted("d".into(), None));

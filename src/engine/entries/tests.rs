@@ -139,11 +139,18 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     ];
     assert_eq!(f.opened(4, read), []);
     assert_eq!(f.deleted(id(&waiter), 5), []);
+    assert!(
+        !is_woken(&mut subscription).await,
+        "the next read shows all that are gone"
+    );
+    assert!(f.entries.begin_read(&f.key));
+    assert_eq!(f.opened(6, [entry(&"holder".into(), 1), entry(&id(&other), 3)]), []);
     assert!(is_woken(&mut subscription).await);
     // Created and deleted before the answer to the attempt.
-    f.entries.begin_attempt(&waiter.owner);
-    assert_eq!(f.created(&waiter, 6), []);
-    assert_eq!(f.deleted(id(&waiter), 7), []);
+    assert!(f.entries.begin_attempt(&waiter.owner));
+    assert!(!f.entries.begin_attempt(&waiter.owner), "it is known");
+    assert_eq!(f.created(&waiter, 7), []);
+    assert_eq!(f.deleted(id(&waiter), 8), []);
     f.entries.enter(&waiter.owner, &f.key, &id(&waiter));
     assert_eq!(f.grants(), []);
     assert!(is_woken(&mut subscription).await);
@@ -177,9 +184,45 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert!(woken.await.is_ok());
     f.entries.leave(&other.owner);
     f.entries.leave(&waiter.owner);
-    assert_eq!(f.watches.try_recv(), Ok(Watch::Open(f.key.clone())));
-    assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
+    for _ in 0..2 {
+        assert_eq!(f.watches.try_recv(), Ok(Watch::Open(f.key.clone())));
+        assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
+    }
     assert!(!f.entries.begin_read(&f.key));
+}
+
+/// ZooKeeper reports the end of a session as deletions in any order, of which the last ones may be missing.
+#[tokio::test]
+async fn waiters_whose_entries_are_gone_enter_again_in_their_order() {
+    for is_read in [true, false] {
+        let (mut f, [first, second, third]) = fixture();
+        let mut subscriptions = [&first, &second, &third].map(|claim| f.entries.subscribe(claim));
+        for claim in [&first, &second, &third] {
+            assert_eq!(f.enter(claim), []);
+        }
+        assert!(f.entries.begin_read(&f.key));
+        let read = [&first, &second, &third].map(|claim| entry(&id(claim), 2));
+        let holder = entry(&"holder".into(), 1);
+        assert_eq!(f.opened(4, [holder].into_iter().chain(read)), []);
+        assert_eq!(f.deleted(id(&third), 5), []);
+        assert_eq!(f.deleted(id(&first), 6), []);
+        let [of_first, of_second, of_third] = &mut subscriptions;
+        assert!(!is_woken(of_first).await && !is_woken(of_third).await);
+        if is_read {
+            assert!(f.entries.begin_read(&f.key));
+            assert_eq!(f.opened(7, []), []);
+        } else {
+            // The watch cannot be opened.
+            assert!(!f.entries.lost(&f.key));
+            f.entries.wake_name(&f.key);
+        }
+        assert!(is_woken(of_first).await);
+        assert!(!is_woken(of_second).await && !is_woken(of_third).await);
+        for later in [of_second, of_third] {
+            let woken = tokio::time::timeout(Duration::from_secs(10), later.changed());
+            assert!(woken.await.is_ok());
+        }
+    }
 }
 
 #[tokio::test]

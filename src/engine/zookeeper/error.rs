@@ -19,6 +19,13 @@ pub(super) fn failure(refusal: Refusal, address: &str) -> Failure {
                         shorter names or less metadata";
             (false, text.to_owned())
         }
+        Refusal::LongReply(what) => {
+            let text = format!(
+                "the list of {what} has more than 16 MiB, and is not read: delete the nodes of other programs there, or let fewer calls \
+                 use it at the same time"
+            );
+            (false, at(&text))
+        }
         Refusal::NoNumbers => {
             let text = "the name has had 2 billion entries since it was last unused, and the server cannot count further: it begins again \
                         some time after the last lock and the last waiter of the name";
@@ -89,5 +96,10 @@ mod tests {
         assert!(unreachable.retryable && !unreachable.may_be_executed, "{unreachable}");
         assert!(error(Refusal::Refused(-99)).to_string().contains("-99"));
         assert!(!error(Refusal::TooLong).retryable && !error(Refusal::Malformed).retryable);
+        let long = error(Refusal::LongReply("the entries of n".into()));
+        assert!(
+            !long.retryable && long.to_string().contains("the entries of n has more than 16 MiB"),
+            "{long}"
+        );
     }
 }

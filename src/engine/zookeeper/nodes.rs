@@ -1,6 +1,6 @@
 //! The requests for entries.
 
-use super::client::{Access, Answer, Failure as Refusal, Kind, Part, Reply, Request, Stat, code};
+use super::client::{Access, Answer, Failure as Refusal, Kind, Part, Request, Stat, code};
 use super::layout::Child;
 use super::store::Zookeeper;
 use crate::engine::entries::{Record, Seen, Stored, now_ms};
@@ -43,14 +43,21 @@ impl Zookeeper {
         self.layout.entry(&entry.name, &entry.id)
     }
 
-    /// Returns a read of the entries of several names at one point in time.
-    pub(super) fn read(&self, names: &[Key]) -> Request {
+    /// Reads the entries of several names at one point in time. The request is queued at once.
+    pub(super) fn list<'n>(&self, names: &'n [Key]) -> impl Future<Output = Answer<Vec<Children>>> + Send + use<'n> {
         let folders = names.iter().map(|name| self.layout.folder(name));
         let reads = folders.flat_map(|folder| [Request::children(&folder), Request::data(&folder)]);
-        Request::multi_read(&reads.collect::<Vec<_>>())
+        let read = self.client.call(Request::multi_read(&reads.collect::<Vec<_>>()));
+        async move {
+            let parts = read.await.map_err(|refusal| refusal.of(names))?.parts()?;
+            if parts.len() != 2 * names.len() {
+                return Err(Refusal::Malformed);
+            }
+            parts.chunks(2).map(Self::children).collect()
+        }
     }
 
-    pub(super) fn children(parts: &[Part]) -> Answer<Children> {
+    fn children(parts: &[Part]) -> Answer<Children> {
         match parts {
             [Part::Children(names), Part::Data(_, stat)] => Ok((Child::all(names), stat.last_child_change as u64)),
             [Part::Failed(code::NO_NODE), _] | [_, Part::Failed(code::NO_NODE)] => Ok((Vec::new(), 0)),
@@ -59,20 +66,15 @@ impl Zookeeper {
         }
     }
 
-    /// Reads the entries of names: `read` is the answer to [`Zookeeper::read`], and the data of the entries `known` is known.
+    /// Reads the data of entries. That of `known` is known.
     pub(super) async fn seen(
         &self,
         names: &[Key],
         owner: Option<&OwnerToken>,
-        mut read: Reply,
+        mut found: Vec<Children>,
         known: &[Stored],
     ) -> Answer<Vec<Seen>> {
         for _ in 0..ROUNDS {
-            let parts = read.parts()?;
-            if parts.len() != 2 * names.len() {
-                return Err(Refusal::Malformed);
-            }
-            let found = parts.chunks(2).map(Self::children).collect::<Answer<Vec<_>>>()?;
             let is_own = |child: &&Child| owner.is_some_and(|owner| child.is_of(owner));
             // The oldest one, and that of the owner.
             let mut wanted: Vec<(&Key, &Child)> = Vec::new();
@@ -122,9 +124,25 @@ impl Zookeeper {
                 });
                 return Ok(seen.collect());
             }
-            read = self.client.call(self.read(names)).await?;
+            found = self.list(names).await?;
         }
         Err(Refusal::Refused(code::NO_NODE))
+    }
+
+    /// Returns the new entry of a waiting claim and one before it, and all that is known of the latter. `None`: it may hold its name, or
+    /// the mirror is not that of the connection.
+    fn mirrored(&self, claim: &Claim, created: &[Stored]) -> Option<(Vec<Children>, Stored)> {
+        let ([name], [created], true) = (claim.keys(), created, claim.waiting) else {
+            return None;
+        };
+        let prefix = Child::prefix_of(&claim.owner);
+        let [own, oldest] = self.local.mirror(name, |mirror| mirror.waits(&prefix))??;
+        let (own, oldest) = (Child::parse(&own)?, Child::parse(&oldest)?);
+        let before = Stored {
+            record: None,
+            ..oldest.entry(name, 0, Record::default())
+        };
+        (*own.name == *created.id).then(|| (vec![(vec![oldest, own], 0)], before))
     }
 
     pub(super) async fn changed(
@@ -151,9 +169,12 @@ impl Zookeeper {
             let deletions = remove.iter().map(|entry| Request::delete(&self.path(entry), -1));
             let changes: Vec<_> = folders.chain(creations).chain(deletions).collect();
             let changed = self.client.call(Request::multi(&changes));
-            let read = self.client.call(self.read(claim.keys()));
+            let listing = || self.list(claim.keys());
+            // The event of the creation arrives before the answer.
+            let is_mirrored =
+                matches!(claim.keys(), [name] if claim.waiting && self.local.mirror(name, |_| ()).is_some());
+            let mut list = (!is_mirrored).then(listing);
             let reply = changed.await?;
-            let read = read.await?;
             let parts = reply.parts()?;
             let failed = |part: &Part| match part {
                 Part::Failed(code) => Some(*code),
@@ -167,12 +188,10 @@ impl Zookeeper {
                 if !missing.is_empty() {
                     self.chroot().await?;
                 }
-                let folders = read.parts()?;
-                let names = claim.keys().iter().zip(folders.chunks(2));
-                let is_missing = |(name, parts): &(&Key, &[Part])| {
-                    create.contains(name) && parts.contains(&Part::Failed(code::NO_NODE))
-                };
-                missing = names.filter(is_missing).map(|(name, _)| name).collect();
+                let found = list.take().unwrap_or_else(listing).await?;
+                let is_missing = |(name, (_, at)): &(&Key, Children)| create.contains(name) && *at == 0;
+                let names = claim.keys().iter().zip(found).filter(is_missing);
+                missing = names.map(|(name, _)| name).collect();
                 remove = &[];
                 if !create.is_empty() {
                     continue;
@@ -186,13 +205,23 @@ impl Zookeeper {
                     let child = Child::parse(path.rsplit_once('/')?.1)?;
                     Some(child.entry(name, reply.session, record.clone()))
                 });
-            let created: Vec<Stored> = created.collect();
-            if created.iter().any(|entry| entry.place.0 > LAST_NUMBER) {
-                let deletions = created.iter().map(|entry| Request::delete(&self.path(entry), -1));
+            let mut known: Vec<Stored> = created.collect();
+            let found = match self.mirrored(claim, &known) {
+                _ if known.iter().any(|entry| entry.place.0 > LAST_NUMBER) => Err(Refusal::NoNumbers),
+                Some((found, before)) => {
+                    known.push(before);
+                    Ok(found)
+                }
+                None => list.take().unwrap_or_else(listing).await,
+            };
+            if let Err(Refusal::NoNumbers | Refusal::LongReply(_)) = found
+                && !known.is_empty()
+            {
+                // They would not be found again.
+                let deletions = known.iter().map(|entry| Request::delete(&self.path(entry), -1));
                 self.client.call(Request::multi(&deletions.collect::<Vec<_>>())).await?;
-                return Err(Refusal::NoNumbers);
             }
-            return self.seen(claim.keys(), Some(&claim.owner), read, &created).await;
+            return self.seen(claim.keys(), Some(&claim.owner), found?, &known).await;
         }
         Err(Refusal::Refused(code::NO_NODE))
     }
@@ -255,8 +284,20 @@ impl Zookeeper {
         match read.await {
             Ok(reply) => Ok(reply.children()?),
             Err(Refusal::Refused(code::NO_NODE)) => Ok(Vec::new()),
+            Err(Refusal::LongReply(_)) => Err(Refusal::LongReply("the names in the path of the URL".into())),
             Err(refusal) => Err(refusal),
         }
+    }
+}
+
+impl Refusal {
+    /// Adds the names to the failure of their read.
+    fn of(self, names: &[Key]) -> Self {
+        const SHOWN: usize = 3;
+        let Refusal::LongReply(_) = self else { return self };
+        let shown: Vec<&str> = names.iter().take(SHOWN).map(Key::as_str).collect();
+        let more = if names.len() > SHOWN { ", …" } else { "" };
+        Refusal::LongReply(format!("the entries of {}{more}", shown.join(", ")).into())
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) const NAME: &str = "zookeeper";
 pub(super) struct Zookeeper {
     pub client: Client,
     pub layout: Layout,
-    local: Arc<LocalEntries>,
+    pub local: Arc<LocalEntries>,
     pub revisions: Arc<Revisions>,
 }
 
@@ -156,10 +156,10 @@ impl Store for Zookeeper {
             Some(_) => Request::commit(self.layout.root()),
             None => Request::sync("/"),
         });
-        let read = self.client.call(self.read(names));
+        let list = self.list(names);
         let looking = async {
             synced.await?;
-            self.seen(names, owner, read.await?, &[]).await
+            self.seen(names, owner, list.await?, &[]).await
         };
         looking.await.map_err(|refusal| self.failure(refusal))
     }

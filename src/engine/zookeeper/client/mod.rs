@@ -46,6 +46,8 @@ pub(super) enum Failure {
     Malformed,
     /// The request is longer than the server allows.
     TooLong,
+    /// The reply is longer than this client reads. With what the list contains.
+    LongReply(Arc<str>),
     /// The server has no more numbers for the entries of a name.
     NoNumbers,
     Closed,

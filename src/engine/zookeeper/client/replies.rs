@@ -114,23 +114,6 @@ pub(in super::super) struct Reply {
 }
 
 impl Reply {
-    /// Reads how often children of a node were created or deleted.
-    #[cfg(test)]
-    pub(in super::super) fn changes_of_children(&self) -> Result<i32, Malformed> {
-        let mut reader = Reader(&self.body);
-        reader.buffer()?;
-        let _of_node = [reader.long()?, reader.long()?, reader.long()?, reader.long()?];
-        let _version = reader.int()?;
-        reader.int()
-    }
-
-    /// Reads the path of a new node.
-    #[cfg(test)]
-    pub(in super::super) fn created(&self) -> Result<String, Malformed> {
-        let mut reader = Reader(&self.body);
-        reader.text().map(str::to_owned)
-    }
-
     pub(in super::super) fn children(&self) -> Result<Vec<String>, Malformed> {
         Reader(&self.body).texts()
     }

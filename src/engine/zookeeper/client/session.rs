@@ -5,10 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tokio_util::codec::{Decoder, LengthDelimitedCodec};
 
 use super::connection::{self, Connection, SessionKey};
 use super::evidence::{self, Evidence};
@@ -19,8 +18,13 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::entries::target::{Io, Server};
 
-/// The longest message of a server: that of the children of a node with some 100 000 of them.
+/// The longest message of a server that is kept: that of the children of a node with some 200 000 of them.
 const MAX_REPLY: usize = 16 << 20;
+/// The length of the number, the zxid and the code of a message.
+const HEAD: usize = 16;
+/// The room for a read.
+const IN_SIZE: usize = 16 << 10;
+const UNEXPECTED: &str = "the server sent a message that is not one of ZooKeeper's protocol";
 /// How many bytes are encoded before they are written.
 const OUT_LIMIT: usize = 256 << 10;
 /// A server without an answer for this long, or for a sixth of the session timeout, is left.
@@ -162,8 +166,7 @@ impl Session {
             last_heard: Instant::now(),
             number: 0,
             in_flight: VecDeque::new(),
-            frames: LengthDelimitedCodec::builder().max_frame_length(MAX_REPLY).new_codec(),
-            input: BytesMut::new(),
+            input: Input::default(),
             out: BytesMut::new(),
         };
         let ended = link.run(reader, writer).await;
@@ -190,6 +193,35 @@ async fn write(writer: &mut WriteHalf<Box<dyn Io>>, out: &mut BytesMut) -> io::R
     writer.flush().await
 }
 
+/// The bytes of a server.
+#[derive(Default)]
+struct Input {
+    bytes: BytesMut,
+    /// The number of bytes of a message that was cut that have not arrived yet.
+    rest: usize,
+}
+
+impl Input {
+    /// Returns the next message. `true`: it is longer than [`MAX_REPLY`], and cut behind its head.
+    fn next(&mut self) -> Result<Option<(BytesMut, bool)>, &'static str> {
+        let passed = self.rest.min(self.bytes.len());
+        self.bytes.advance(passed);
+        self.rest -= passed;
+        let length = self.bytes.first_chunk().map(|length| i32::from_be_bytes(*length));
+        let length = usize::try_from(length.unwrap_or_default()).map_err(|_| UNEXPECTED)?;
+        let is_long = length > MAX_REPLY;
+        let kept = if is_long { HEAD } else { length };
+        let missing = (size_of::<i32>() + kept).saturating_sub(self.bytes.len());
+        if missing > 0 {
+            self.bytes.reserve(missing.max(IN_SIZE));
+            return Ok(None);
+        }
+        self.bytes.advance(size_of::<i32>());
+        self.rest = length - kept;
+        Ok(Some((self.bytes.split_to(kept), is_long)))
+    }
+}
+
 /// An open connection.
 struct Link<'a> {
     shared: &'a Shared,
@@ -203,8 +235,7 @@ struct Link<'a> {
     number: i32,
     /// With the numbers of the requests, and until when the session lasts if they are committed.
     in_flight: VecDeque<(i32, Sink, Option<Moment>)>,
-    frames: LengthDelimitedCodec,
-    input: BytesMut,
+    input: Input,
     out: BytesMut,
 }
 
@@ -219,7 +250,7 @@ impl Link<'_> {
             let timer = silent_at.map_or(self.next_sync, |at| at.min(self.next_sync));
             tokio::select! {
                 biased;
-                read = reader.read_buf(&mut self.input) => {
+                read = reader.read_buf(&mut self.input.bytes) => {
                     if read? == 0 {
                         return Err(io::Error::other("the server closed the connection"));
                     }
@@ -281,18 +312,16 @@ impl Link<'_> {
 
     /// Handles all frames that have arrived.
     fn receive(&mut self) -> Result<(), &'static str> {
-        const TOO_LONG: &str = "the server sent a message of more than 16 MiB";
-        while let Some(frame) = self.frames.decode(&mut self.input).map_err(|_| TOO_LONG)? {
-            self.handle(&frame)?;
+        while let Some((frame, is_cut)) = self.input.next()? {
+            self.handle(&frame, is_cut)?;
         }
-        if self.input.is_empty() && self.input.capacity() > OUT_LIMIT {
-            self.input = BytesMut::new();
+        if self.input.bytes.is_empty() && self.input.bytes.capacity() > OUT_LIMIT {
+            self.input.bytes = BytesMut::new();
         }
         Ok(())
     }
 
-    fn handle(&mut self, frame: &[u8]) -> Result<(), &'static str> {
-        const UNEXPECTED: &str = "the server sent a message that is not one of ZooKeeper's protocol";
+    fn handle(&mut self, frame: &[u8], is_cut: bool) -> Result<(), &'static str> {
         let (head, body) = replies::head(frame).map_err(|_| UNEXPECTED)?;
         if head.number == EVENT {
             let (change, path) = replies::event(body).map_err(|_| UNEXPECTED)?;
@@ -318,6 +347,7 @@ impl Link<'_> {
             });
         }
         let reply = match head.code {
+            code::OK if is_cut => Err(Failure::LongReply("nodes".into())),
             code::OK => Ok(Reply {
                 body: body.to_vec(),
                 session: self.session,

@@ -5,11 +5,27 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::jute::Writer;
+use super::jute::{Reader, Writer};
 use super::*;
 use crate::engine::entries::target::Server;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Reply {
+    /// Reads how often children of a node were created or deleted.
+    pub(in super::super) fn changes_of_children(&self) -> Result<i32, Malformed> {
+        let mut reader = Reader(&self.body);
+        reader.buffer()?;
+        let _of_node = [reader.long()?, reader.long()?, reader.long()?, reader.long()?];
+        let _version = reader.int()?;
+        reader.int()
+    }
+
+    /// Reads the path of a new node.
+    pub(in super::super) fn created(&self) -> Result<String, Malformed> {
+        Reader(&self.body).text().map(str::to_owned)
+    }
+}
 
 /// Runs a server. `serve` gets each connection with its number.
 async fn server<F>(serve: impl Fn(TcpStream, usize) -> F + Send + 'static) -> Server
@@ -90,13 +106,14 @@ async fn a_server_that_is_none_is_named() {
 
 #[tokio::test]
 async fn replies_that_are_none_break_the_connection() {
-    let oversized = Writer::default().int(i32::MAX).0;
+    let negative = Writer::default().int(-2).0;
+    let long = |number| Writer::default().int(i32::MAX).int(number).long(0).int(0).0;
     let other_number = Writer::default().buffer(&Writer::default().int(77).long(0).int(0).0).0;
     let cut = Writer::default().buffer(&[0; 7]).0;
     let event = Writer::default()
         .buffer(&Writer::default().int(-1).long(0).int(0).int(1).0)
         .0;
-    for bytes in [oversized, other_number, cut, event] {
+    for bytes in [negative, long(77), long(-1), other_number, cut, event] {
         let hostile = bytes.clone();
         let server = server(move |mut stream, number| {
             let bytes = hostile.clone();
@@ -118,6 +135,42 @@ async fn replies_that_are_none_break_the_connection() {
         assert!(matches!(failure, Failure::Broken(_)), "{failure:?} after {bytes:?}");
         client.call(Request::exists("/a")).await.unwrap();
         assert_eq!(client.state().id, 5, "the session goes on");
+    }
+}
+
+/// The connection is that of all calls and of the locks' session.
+#[tokio::test]
+async fn a_reply_that_is_too_long_fails_its_request_only() {
+    const LONG: usize = 17 << 20;
+    let server = server(|mut stream, number| async move {
+        assert_eq!(number, 0, "another connection");
+        greet(&mut stream, 5).await?;
+        loop {
+            let frame = read_frame(&mut stream).await?;
+            // That of a read of children.
+            let is_long = frame[4..8] == 8_i32.to_be_bytes();
+            let length = 16 + if is_long { LONG + fastrand::usize(..9) } else { 0 };
+            let reply = Writer::default()
+                .int(length as i32)
+                .int(i32::from_be_bytes(frame[..4].try_into().unwrap()))
+                .long(9)
+                .int(0);
+            let mut bytes = reply.0;
+            bytes.resize(size_of::<i32>() + length, 1);
+            let (head, rest) = bytes.split_at(fastrand::usize(1..bytes.len().min(30)));
+            for part in [head, rest] {
+                stream.write_all(part).await?;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+    });
+    let client = connect(vec![server.await]).await.unwrap();
+    for _ in 0..5 {
+        let calls = [Request::exists("/a"), Request::children("/a"), Request::exists("/a")];
+        let [before, long, after] = calls.map(|call| client.call(call));
+        let (before, long, after) = tokio::join!(before, long, after);
+        before.and(after).unwrap();
+        assert!(matches!(long, Err(Failure::LongReply(_))), "{long:?}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! A proxy between an engine and its servers.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,6 +26,8 @@ pub(super) enum Mode {
 pub(super) struct Proxy {
     pub url: String,
     pub mode: Arc<watch::Sender<Mode>>,
+    /// The number of bytes that the servers have sent.
+    pub received: Arc<AtomicUsize>,
 }
 
 impl Proxy {
@@ -34,7 +37,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let mode = Arc::new(watch::Sender::new(Mode::Forwards));
-        let modes = mode.clone();
+        let received = Arc::new(AtomicUsize::new(0));
+        let (modes, count) = (mode.clone(), received.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 if *modes.borrow() == Mode::Closed {
@@ -44,11 +48,11 @@ impl Proxy {
                     continue;
                 };
                 let ((from, to), (back, forth)) = (client.into_split(), server.into_split());
-                tokio::spawn(forward(from, forth, modes.subscribe(), false));
-                tokio::spawn(forward(back, to, modes.subscribe(), true));
+                tokio::spawn(forward(from, forth, modes.subscribe(), None));
+                tokio::spawn(forward(back, to, modes.subscribe(), Some(count.clone())));
             }
         });
-        Proxy { url, mode }
+        Proxy { url, mode, received }
     }
 
     pub(super) fn set(&self, mode: Mode) {
@@ -60,7 +64,7 @@ async fn forward(
     mut from: impl tokio::io::AsyncRead + Unpin,
     mut to: impl tokio::io::AsyncWrite + Unpin,
     mut mode: watch::Receiver<Mode>,
-    is_reply: bool,
+    received: Option<Arc<AtomicUsize>>,
 ) {
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -71,9 +75,10 @@ async fn forward(
             },
             Ok(_) = mode.wait_for(|mode| *mode == Mode::Closed) => return,
         };
+        received.iter().for_each(|count| _ = count.fetch_add(length, Relaxed));
         let passes = mode.wait_for(|mode| *mode != Mode::Holds).await.map(|mode| *mode);
         match passes {
-            Ok(Mode::LosesReplies) if is_reply => continue,
+            Ok(Mode::LosesReplies) if received.is_some() => continue,
             Ok(Mode::Delays(by)) => tokio::time::sleep(by).await,
             Ok(Mode::Closed) | Err(_) => return,
             Ok(_) => {}

@@ -1,5 +1,8 @@
 //! Waiters, their watches and hand-offs, and entries of other programs.
 
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::proxy::Proxy;
 use super::*;
 use crate::engine::{RESERVATION, Subscription};
 
@@ -216,6 +219,51 @@ async fn many_waiters_of_one_name() {
     }
     let listed = a.list("", PAGE).await.unwrap();
     assert_eq!(listed.len(), 1);
+}
+
+/// The entries of a name are read once, for its first waiter: the mirror has the order when the answer to a creation arrives.
+#[tokio::test]
+async fn further_waiters_read_no_entries() {
+    let Some(url) = url() else { return };
+    let prefix = prefix();
+    let proxy = Proxy::start(&url).await;
+    let (engine, other) = (open(&proxy.url, &prefix).await, other_client(&url).await);
+    let holder = claim(&["n"], LONG);
+    acquire(&engine, &holder).await;
+    let folder = engine.store.layout.folder(&key("n"));
+    let create = |path: &str| Request::create(path, b"", client::Access::Everyone, Kind::EphemeralSequential);
+    let theirs = vec![create(&format!("{folder}/{}-", "x".repeat(4096))); 100];
+    let created = other.call(Request::multi(&theirs)).await.unwrap().parts().unwrap();
+    let first = waiting(&["n"], LONG);
+    let mut subscription = subscribe(&engine, &first).await;
+    busy(&engine, &first).await;
+    while engine.store.local.mirror(&key("n"), |_| ()).is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let before = proxy.received.load(Relaxed);
+    let claims: Vec<Claim> = (0..100).map(|_| waiting(&["n"], LONG)).collect();
+    for claim in &claims {
+        busy(&engine, claim).await;
+    }
+    let read = proxy.received.load(Relaxed) - before;
+    assert!(read < 100 * 2000, "{read} bytes, and the entries have 400 kB");
+    let info = engine.inspect(&key("n")).await.unwrap().unwrap();
+    assert_eq!(info.waiting, Some(201));
+    // A waiter that enters while its name is free holds it.
+    let deletions = created.iter().map(|part| match part {
+        client::Part::Created(path) => Request::delete(path, -1),
+        other => panic!("{other:?}"),
+    });
+    other
+        .call(Request::multi(&deletions.collect::<Vec<_>>()))
+        .await
+        .unwrap();
+    for claim in claims.iter().chain([&holder]) {
+        engine.release(claim, Duration::ZERO).await.unwrap();
+    }
+    handed_off(&mut subscription).await;
+    engine.release(&first, Duration::ZERO).await.unwrap();
+    acquire(&engine, &waiting(&["n"], LONG)).await;
 }
 
 /// Ten thousand entries of another program: the folder's list has half a megabyte, and each entry is an event.
