@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::local::LocalEntries;
 use super::record::{Seen, Stored};
 use super::store::{Failure, Outcome, Store};
+use crate::backoff::Backoff;
 use crate::engine::ends::Ends;
 use crate::engine::{Acquired, Answers, Attempts, Engine, Released, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
@@ -51,6 +52,8 @@ pub(super) struct Core {
     pub records: Ends<OwnerToken, ()>,
     /// The owners whose entries are deleted in the background.
     pub ending: watch::Sender<HashSet<OwnerToken>>,
+    /// Held while one of them is deleted again.
+    pub refused_deletions: Mutex<Backoff>,
     pub detector: OnceLock<Arc<StallDetector>>,
 }
 
@@ -87,6 +90,7 @@ impl EntryEngine {
             own: Ends::new(),
             records: Ends::new(),
             ending: watch::Sender::default(),
+            refused_deletions: Mutex::new(Backoff::for_store()),
             detector: OnceLock::new(),
         });
         let tasks: [futures_util::future::BoxFuture<'static, ()>; 4] = [

@@ -153,13 +153,20 @@ impl Core {
 
     /// Deletes entries that have not changed since, until their session ends.
     async fn delete(&self, owner: &OwnerToken, own: Own) {
-        let mut backoff = Backoff::for_store();
         for entry in own.entries {
-            while let Err(failure) = self.delete_entry(owner, &entry).await
-                && self.store.lasts_until(entry.session).is_some()
-            {
+            let mut deleted = self.delete_entry(owner, &entry).await;
+            while let Err(failure) = deleted {
                 tracing::debug!(?failure, name = %entry.name, "an expired lock was not deleted");
+                // One after the other: a store that refuses deletions gets few of them.
+                let mut backoff = self.refused_deletions.lock().await;
+                if self.store.lasts_until(entry.session).is_none() {
+                    break;
+                }
                 sleep(backoff.delay()).await;
+                deleted = self.delete_entry(owner, &entry).await;
+                if deleted.is_ok() {
+                    backoff.reset();
+                }
             }
         }
     }
