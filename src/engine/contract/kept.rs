@@ -36,6 +36,42 @@ pub(crate) async fn a_name_stays_busy_from_its_own_release(s: Stores) {
     acquire(&s.b, &claim(&["first"], LONG)).await;
 }
 
+/// The process that released the name has ended. Its waiters have no hand-off then.
+pub(crate) async fn a_kept_name_outlasts_its_process(s: Stores) {
+    let ours = claim(&["n"], LONG);
+    let fence = acquire(&s.a, &ours).await;
+    let waiter = waiting(&["n"], LONG);
+    let mut subscription = s.b.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&s.b, &waiter).await;
+    let released = Instant::now();
+    assert_eq!(s.a.release(&ours, SHORT).await.unwrap(), Released::Freed);
+    s.a.close().await;
+    let waiting = async {
+        loop {
+            if let Some(hand_off) = subscription.take_hand_off() {
+                return hand_off.fence;
+            }
+            let remaining = match s.b.try_acquire(&waiter).await.unwrap() {
+                Acquired::Granted { fence } => return fence,
+                Acquired::Held { retry_after, .. } => retry_after.unwrap_or(SHORT),
+            };
+            let poll = if subscription.is_reliable() {
+                4 * LONG
+            } else {
+                remaining
+            };
+            tokio::select! {
+                () = subscription.changed() => {}
+                () = sleep(poll) => {}
+            }
+        }
+    };
+    let next = tokio::time::timeout(2 * LONG, waiting).await.expect("it stays busy");
+    assert!(released.elapsed() >= SHORT, "early: {:?}", released.elapsed());
+    assert!(next > fence);
+    assert!(s.b.inspect(&key("n")).await.unwrap().is_some());
+}
+
 /// Waits until a name is free, which must not be before it was kept for `keep`.
 async fn granted_after(engine: &SharedEngine, name: &str, released: Instant, keep: Duration) {
     let next = claim(&[name], LONG);

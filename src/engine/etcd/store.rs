@@ -153,7 +153,14 @@ impl Store for Etcd {
         Ok(self.looked(names, owner).await?)
     }
 
-    async fn write(&self, mut entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
+    async fn write(
+        &self,
+        mut entries: Vec<Stored>,
+        owner: Option<&OwnerToken>,
+        ttl: Ttl,
+    ) -> Outcome<Option<Vec<Stored>>> {
+        let nobody = OwnerToken::fresh();
+        let owner = owner.unwrap_or(&nobody);
         let ttls = entries.iter().filter_map(Stored::ttl);
         let class = Class::of(ttls.fold(ttl, Ttl::max));
         let lease = self.leases.get(class).await?;
