@@ -237,11 +237,7 @@ impl Core {
                     lease
                 });
                 match self.write(owner, leases.collect(), None, ttl).await? {
-                    Some(entries) => {
-                        // If it fails, they last for as long as the session has been kept alive.
-                        let _ = self.store.keep(&entries, sent, ttl).await;
-                        self.hold(&OwnerToken::fresh(), entries, fence, sent, false)
-                    }
+                    Some(entries) => self.hold(&OwnerToken::fresh(), entries, fence, sent, false),
                     None => false,
                 }
             } else {

@@ -213,9 +213,7 @@ impl Store for Zookeeper {
     async fn keep(&self, entries: &[Stored], sent: Moment, ttl: Ttl) -> Outcome<bool> {
         // The service asks for no lease that is longer, so there is no evidence for more.
         let certain = ttl.validity().min(self.client.state().longest);
-        let Some(entry) = entries.first().filter(|entry| entry.session != 0) else {
-            return Ok(true);
-        };
+        let Some(entry) = entries.first() else { return Ok(true) };
         let lasts = self.client.lasts(entry.session, sent + certain, self.layout.root());
         if lasts.await.map_err(|refusal| self.failure(refusal))? {
             return Ok(true);
