@@ -5,15 +5,14 @@ import { elect } from './contract/elect.mjs'
 import { gist } from './contract/gist.mjs'
 import { lock } from './contract/lock.mjs'
 import { inspect } from './contract/inspect.mjs'
-import { minHold, noMinHold } from './contract/min-hold.mjs'
+import { minHold } from './contract/min-hold.mjs'
 import { multi } from './contract/multi.mjs'
 import { oncePer } from './contract/once.mjs'
 import { options } from './contract/options.mjs'
 import { using } from './contract/using.mjs'
-import { KINDS, suite } from './stores.mjs'
+import { suite } from './stores.mjs'
 
 export function contract(kind) {
-  const keeping = KINDS[kind].keepsNames === false ? [noMinHold] : [oncePer, minHold]
-  for (const part of [gist, acquire, multi, lock, using, ...keeping, options, inspect, elect, close])
+  for (const part of [gist, acquire, multi, lock, using, oncePer, minHold, options, inspect, elect, close])
     suite(kind, part.name, part)
 }

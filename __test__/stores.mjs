@@ -54,7 +54,6 @@ export const KINDS = {
     deadMs: 5500,
     losesPositions: true,
     longestMs: 5000,
-    keepsNames: false,
   },
 }
 

@@ -59,6 +59,26 @@ suite('zookeeper', 'Curator', (test) => {
     assert.equal(await last.release(), true)
   })
 
+  test('a name that minHoldMs keeps busy is busy for Curator, too', async (store, t) => {
+    if (!(await canStartServer(t, 'zookeeper', locateCurator))) return
+    const curator = await startCurator(t)
+    const locks = await store.connect()
+    const path = `/${folderOf(`${store.options.keyPrefix}n`)}`
+    const began = performance.now()
+    await (await locks.acquire('n', { minHoldMs: 2500 })).release()
+    curator.send(`acquire ${path} 100`)
+    const first = await curator.next()
+    if (performance.now() - began < 2400) assert.equal(first, 'busy')
+    if (first === 'busy') {
+      curator.send(`acquire ${path} 20000`)
+      assert.equal(await curator.next(), 'acquired')
+    }
+    assert.ok(performance.now() - began >= 2490, 'acquired too early')
+    assert.equal((await locks.inspect('n'))?.holder, null)
+    curator.send(`release ${path}`)
+    assert.equal(await curator.next(), 'released')
+  })
+
   test('forceRelease ends a lock of Curator', async (store, t) => {
     if (!(await canStartServer(t, 'zookeeper', locateCurator))) return
     const curator = await startCurator(t)

@@ -1051,7 +1051,7 @@ async function usingWith(connection, kind, names, second, third, run) {
     const periodMs = isOnce ? positiveMs('periodMs', options?.['periodMs']) : 0;
     const request = requestOf(options, connection.renews);
     if (isOnce)
-        request.more = { ...UNLIMITED, isOnce, ...request.more };
+        request.more = { ...UNLIMITED, ...request.more };
     if (kind !== 'using' && Number.isNaN(request.waitMs))
         request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2);
     let lock;

@@ -50,8 +50,6 @@ export interface AcquireRecord {
   maxHoldMs?: number
   stallLimitMs?: number
   minHoldMs?: number
-  /** Whether it is for `oncePer`. */
-  isOnce?: boolean
   waitsForStore?: boolean
   /** The metadata as JSON text. */
   metadata?: string

@@ -71,7 +71,7 @@ async function usingWith<T>(
   const job = callback<Job<T>>('fn', isShort ? second : third)
   const periodMs = isOnce ? positiveMs('periodMs', options?.['periodMs']) : 0
   const request = requestOf(options, connection.renews)
-  if (isOnce) request.more = { ...UNLIMITED, isOnce, ...request.more }
+  if (isOnce) request.more = { ...UNLIMITED, ...request.more }
   if (kind !== 'using' && Number.isNaN(request.waitMs)) request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2)
   let lock: Lock
   try {

@@ -72,7 +72,7 @@ export interface AcquireOptions {
   stallLimitMs?: Duration | undefined
   /**
    * The minimum hold: after an earlier release the name stays busy until this time has passed since the grant. For short
-   * jobs that machines with different clocks would otherwise run one after the other. 0 to 2147483648 ms. Not on ZooKeeper.
+   * jobs that machines with different clocks would otherwise run one after the other. 0 to 2147483648 ms.
    * @default 0
    */
   minHoldMs?: Duration | undefined
@@ -119,7 +119,7 @@ export type Attempt<T> =
 
 /**
  * The options of `oncePer`: those of `acquire` but `minHoldMs`, and the period. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do
- * not apply. Not on ZooKeeper, where a name is free when its process ends.
+ * not apply.
  */
 export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
   /**

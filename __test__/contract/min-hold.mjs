@@ -1,6 +1,6 @@
-// minHoldMs: a name stays busy after its release. On a store that cannot keep it beyond the process, it is refused.
+// minHoldMs: a name stays busy after its release.
 import assert from 'node:assert/strict'
-import { assertFree, rejects, sleep, until } from '../tools.mjs'
+import { assertFree, rejects, sleep, until, waiting } from '../tools.mjs'
 
 export function minHold(test) {
   test('minHoldMs keeps the name busy after an early release', async (store) => {
@@ -28,6 +28,26 @@ export function minHold(test) {
     assert.equal(await b.tryAcquire('skewed'), null)
     assert.equal(await b.forceRelease('skewed'), true)
     await assertFree(b, 'skewed')
+  })
+
+  test('minHoldMs outlasts close(), and a call that waits then gets the name', async (store) => {
+    const [released, closed, b] = await store.connectAll(3)
+    const began = performance.now()
+    const locks = [
+      await released.acquire('released', { minHoldMs: 2500 }),
+      await closed.acquire('closed', { minHoldMs: 2500 }),
+    ]
+    const waits = locks.map(({ name }) => b.acquire(name, { waitMs: 30_000 }))
+    await waiting(b, 2)
+    assert.equal(await locks[0].release(), true)
+    await Promise.all([released.close(), closed.close()])
+    for (const [index, wait] of waits.entries()) {
+      const next = await wait
+      assert.ok(performance.now() - began >= 2490, 'released too early')
+      assert.ok(next.fencingToken > locks[index].fencingToken)
+      assert.equal(await next.release(), true)
+    }
+    assert.deepEqual(await b.list(), [])
   })
 
   test('minHoldMs has no effect after that time, or on a wait', async (store) => {
@@ -59,28 +79,5 @@ export function minHold(test) {
     assert.equal(await kept.acquireLock('gist'), true)
     assert.equal(await kept.releaseLock('gist'), true)
     for (const name of ['acquire', 'using', 'execute', 'gist']) assert.equal(await b.tryAcquire(name), null, name)
-  })
-}
-
-export function noMinHold(test) {
-  test('minHoldMs and oncePer are refused before the lock is acquired', async (store) => {
-    const [a, kept] = [await store.connect(), await store.connect({ defaults: { minHoldMs: 1000 } })]
-    const job = () => assert.fail('fn was called')
-    const calls = {
-      minHoldMs: [
-        a.acquire('n', { minHoldMs: 1 }),
-        a.acquireAndExecute({ name: 'n', minHoldMs: '1s' }, job),
-        kept.using('n', job),
-        kept.acquireLock('n'),
-      ],
-      periodMs: [a.oncePer('n', { periodMs: '1h' }, job), kept.oncePer('n', { periodMs: '1h' }, job)],
-    }
-    for (const [option, refused] of Object.entries(calls))
-      for (const call of refused) {
-        const { message } = await rejects(call, 'LOCK_INVALID_ARGUMENT')
-        assert.match(message, new RegExp(`^${option} needs another store, because .* close\\(\\), got \\w+$`))
-      }
-    assert.equal(await kept.using('n', { minHoldMs: 0 }, () => 'ran'), 'ran')
-    await assertFree(a, 'n')
   })
 }

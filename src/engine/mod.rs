@@ -215,11 +215,6 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether a name that is kept busy after its release stays so when the service is closed.
-    fn keeps_names(&self) -> bool {
-        true
-    }
-
     /// Returns the maximum number of names of one claim.
     fn most_names(&self) -> usize {
         1000

@@ -20,8 +20,6 @@ pub struct AcquireRecord {
     pub max_hold_ms: Option<f64>,
     pub stall_limit_ms: Option<f64>,
     pub min_hold_ms: Option<f64>,
-    /// Whether it is for `oncePer`.
-    pub is_once: Option<bool>,
     pub waits_for_store: Option<bool>,
     /// The metadata as JSON text.
     pub metadata: Option<String>,
@@ -49,7 +47,6 @@ impl AcquireRecord {
         if let Some(ms) = self.min_hold_ms {
             options.min_hold = duration(ms).unwrap_or_default();
         }
-        options.is_once = self.is_once.unwrap_or_default();
         options.waits_for_store = self.waits_for_store.unwrap_or(options.waits_for_store);
         if let Some(metadata) = &self.metadata {
             options.metadata = Some(metadata.as_str().into());

@@ -21,7 +21,7 @@ use super::Shared;
 use super::lease::Lease;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::Released;
+use crate::engine::{Acquired, Released};
 use crate::error::EngineError;
 use crate::model::{Claim, OwnerToken, Ttl};
 
@@ -378,7 +378,10 @@ impl Shared {
         if released == Released::NotHeld && abandoned.repeats == 0 && !keep.is_zero() {
             let ttl = Ttl::clamped(keep);
             let hold = Claim::new(claim.keys(), OwnerToken::fresh(), ttl, claim.process.clone());
-            self.engine.try_acquire(&hold).await?;
+            if let Acquired::Granted { .. } = self.engine.try_acquire(&hold).await? {
+                // On ZooKeeper, the lease ends with this process.
+                self.engine.release(&hold, keep).await?;
+            }
         }
         Ok(released)
     }

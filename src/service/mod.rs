@@ -118,11 +118,11 @@ impl Locks {
         options: O,
         abort: Option<CancellationToken>,
     ) -> impl Future<Output = Result<Outcome, LockError>> + Send + use<O> {
-        let options = options.into();
-        let open = match self.shared.begin_acquire(&names, &options) {
+        let open = match self.shared.begin_call_for(&names) {
             Ok(open) => open,
-            Err(refused) => return Either::Left(ready(Err(refused))),
+            Err(closed) => return Either::Left(ready(Err(closed))),
         };
+        let options = options.into();
         let events = &self.shared.events;
         // Boxed: it is rare, and a part of every call's future.
         let observed = events

@@ -44,8 +44,6 @@ pub struct AcquireOptions {
     pub stall_limit: Duration,
     /// After an earlier release, the name stays busy until this time has passed since the grant.
     pub min_hold: Duration,
-    /// Whether it may get a minimum hold later: that of `oncePer`.
-    pub is_once: bool,
     /// Whether the wait goes on while the store fails or does not answer.
     pub waits_for_store: bool,
     /// The user's JSON text, for `inspect`.
@@ -71,7 +69,6 @@ impl Default for AcquireOptions {
             max_hold: None,
             stall_limit: DEFAULT_STALL_LIMIT,
             min_hold: Duration::ZERO,
-            is_once: false,
             waits_for_store: false,
             metadata: None,
             report_holder: false,

@@ -17,7 +17,6 @@ use super::acquire::Outcome;
 use super::event::{Counters, Event, EventKind, Events, add};
 use super::lease::Lease;
 use super::local_fifo::LocalFifos;
-use super::options::AcquireOptions;
 use super::ordered_attempts::Attempts;
 use super::renewal_scheduler::RenewalScheduler;
 use crate::backoff::Backoff;
@@ -70,20 +69,6 @@ impl Shared {
     /// `LOCK_CLOSED` after the begin of a drain or a close.
     pub(super) fn begin_call(&self) -> Result<TaskTrackerToken, LockError> {
         self.begin_call_unless(&self.draining)
-    }
-
-    /// Begins a call that acquires `names`.
-    ///
-    /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` for a minimum hold that the store cannot keep; those of [`Shared::begin_call_for`].
-    pub(super) fn begin_acquire(&self, names: &[Key], options: &AcquireOptions) -> Result<TaskTrackerToken, LockError> {
-        let option = if options.is_once { "periodMs" } else { "minHoldMs" };
-        if (options.is_once || !options.min_hold.is_zero()) && !self.engine.keeps_names() {
-            const RULE: &str =
-                "needs another store, because a name of this one is free when its process ends or calls close()";
-            return Err(LockError::invalid(option, RULE, self.engine.name()));
-        }
-        self.begin_call_for(names)
     }
 
     /// Begins a call that acquires or restores `names`.

@@ -3,6 +3,7 @@
 //! Each case gets two connections to one store (`a` and `b`, two "processes") and a prefix of its own.
 
 mod fences;
+mod kept;
 mod leases;
 mod names;
 mod queue;
@@ -21,6 +22,7 @@ use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 pub(crate) const PAGE: Duration = Duration::from_secs(5);
 
 pub(crate) use fences::*;
+pub(crate) use kept::*;
 pub(crate) use leases::*;
 pub(crate) use names::*;
 pub(crate) use queue::*;
@@ -48,7 +50,7 @@ macro_rules! contract_tests {
             fencing_tokens_grow_with_each_grant, fencing_tokens_grow_within_one_clock_tick, several_names_are_all_or_nothing,
             several_names_share_one_fencing_token_and_one_lease, force_release_releases_any_owner, inspect_returns_holder_and_remaining_time,
             waiting_calls_are_counted, list_takes_the_prefix_literally, unusual_names_are_distinct, a_ttl_of_one_millisecond, the_maximum_ttl,
-            a_kept_name_stays_busy, a_change_after_subscribing_is_not_missed, a_kept_release_wakes_waiters,
+            a_kept_name_stays_busy, a_name_stays_busy_from_its_own_release, a_kept_name_outlasts_its_process, a_change_after_subscribing_is_not_missed, a_kept_release_wakes_waiters,
             retry_after_is_bounded_by_the_lease, claims_racing_for_one_name_never_overlap,
             overlapping_sets_never_deadlock, renewal_racing_release_leaves_nothing, a_dropped_call_has_no_side_effect,
             waiters_are_served_in_order, an_attempt_never_passes_the_queue, a_dead_waiter_is_skipped,

@@ -220,23 +220,3 @@ pub(crate) async fn the_maximum_ttl(s: Stores) {
     assert_eq!(s.a.renew(&ours, ours.ttl).await.unwrap(), Renewed::Extended);
     assert_eq!(release(&s.a, &ours).await, Released::Freed);
 }
-
-/// `minHoldMs`: the release keeps the name busy, and the owner does not hold it any more.
-pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
-    let ours = claim(&["n", "m"], LONG);
-    acquire(&s.a, &ours).await;
-    let released = Instant::now();
-    assert_eq!(s.a.release(&ours, SHORT).await.unwrap(), Released::Freed);
-    let kept = Instant::now();
-    let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
-    assert!(retry_after.unwrap() <= SHORT, "{retry_after:?}");
-    busy(&s.b, &claim(&["m"], LONG)).await;
-    assert_eq!(s.a.renew(&ours, ours.ttl).await.unwrap(), Renewed::Lost, "released");
-    assert_eq!(release(&s.a, &ours).await, Released::NotHeld, "released");
-    if released.elapsed() < SHORT {
-        busy(&s.b, &claim(&["n"], LONG)).await;
-    }
-    // The time counts from when the store executed the release. The last node of a quorum may do so a little later.
-    expiry(&s, SHORT.saturating_sub(kept.elapsed()) + Duration::from_millis(100)).await;
-    acquire(&s.b, &claim(&["n", "m"], SHORT)).await;
-}

@@ -70,7 +70,7 @@ impl Core {
             if let Some(index) = busy {
                 if names.len() > 1 && entries.iter().any(Stored::holds) {
                     // They were created while all names seemed to be free.
-                    let Some(marked) = self.write(owner, parts(entries), owner, claim.ttl).await? else {
+                    let Some(marked) = self.write(owner, parts(entries), Some(owner), claim.ttl).await? else {
                         seen = self.store.look(names, Some(owner)).await?;
                         continue;
                     };
@@ -121,7 +121,7 @@ impl Core {
         }
         if !is_lease {
             let leases = entries.into_iter().map(|entry| of_lease(entry, claim.ttl, fence));
-            let Some(written) = self.write(owner, leases.collect(), owner, claim.ttl).await? else {
+            let Some(written) = self.write(owner, leases.collect(), Some(owner), claim.ttl).await? else {
                 return Ok(None);
             };
             entries = written;

@@ -172,10 +172,6 @@ impl Engine for EntryEngine {
         self.core.store.longest_lease()
     }
 
-    fn keeps_names(&self) -> bool {
-        self.core.store.keeps_names()
-    }
-
     fn most_names(&self) -> usize {
         MOST_NAMES
     }

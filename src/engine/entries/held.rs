@@ -118,7 +118,7 @@ impl Core {
                 }
             }
             let leases = entries.into_iter().map(|entry| of_lease(entry, ttl, fence));
-            let Some(entries) = self.write(&claim.owner, leases.collect(), to, ttl).await? else {
+            let Some(entries) = self.write(&claim.owner, leases.collect(), Some(to), ttl).await? else {
                 continue;
             };
             if *to != claim.owner {
@@ -187,7 +187,7 @@ impl Core {
         &self,
         owner: &OwnerToken,
         entries: Vec<Stored>,
-        to: &OwnerToken,
+        to: Option<&OwnerToken>,
         ttl: Ttl,
     ) -> Outcome<Option<Vec<Stored>>> {
         self.own.update(owner, |_, own| {
@@ -230,18 +230,14 @@ impl Core {
                 let fence = known
                     .or_else(|| entries.iter().filter_map(Stored::fence).max())
                     .unwrap_or(new);
-                let (ttl, nobody) = (Ttl::clamped(keep), OwnerToken::fresh());
+                let ttl = Ttl::clamped(keep);
                 let leases = entries.into_iter().map(|entry| {
                     let mut lease = of_lease(entry, ttl, fence);
                     lease.record.iter_mut().for_each(|record| record.ttl = ttl.as_millis());
                     lease
                 });
-                match self.write(owner, leases.collect(), &nobody, ttl).await? {
-                    Some(entries) => {
-                        // If it fails, they last for as long as the session has been kept alive.
-                        let _ = self.store.keep(&entries, sent, ttl).await;
-                        self.hold(&nobody, entries, fence, sent, false)
-                    }
+                match self.write(owner, leases.collect(), None, ttl).await? {
+                    Some(entries) => self.hold(&OwnerToken::fresh(), entries, fence, sent, false),
                     None => false,
                 }
             } else {

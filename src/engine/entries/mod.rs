@@ -27,5 +27,7 @@ pub(in crate::engine) use self::local::LocalEntries;
 #[cfg(feature = "zookeeper")]
 pub(in crate::engine) use self::mirror::Place;
 pub(in crate::engine) use self::mirror::{Change, Entry, Share};
+#[cfg(feature = "zookeeper")]
+pub(in crate::engine) use self::record::UNKNOWN;
 pub(in crate::engine) use self::record::{Record, Seen, Stored, now_ms};
 pub(in crate::engine) use self::store::{Failure, Outcome, Store};

@@ -83,11 +83,6 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
         None
     }
 
-    /// As [`Engine::keeps_names`](crate::engine::Engine::keeps_names).
-    fn keeps_names(&self) -> bool {
-        true
-    }
-
     /// Whether it executes requests in the order in which the methods were called.
     fn keeps_order(&self) -> bool {
         false
@@ -104,9 +99,9 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     /// Reads names, after everything that was committed before. Holders are found by their owners, other entries by their first owners.
     async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>>;
 
-    /// Writes the records of entries, all or none, unless one has changed. The entries then belong to `owner`, and last for `ttl`. Returns
-    /// them as they are now. `None`: one has changed.
-    async fn write(&self, entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>>;
+    /// Writes the records of entries, all or none, unless one has changed. The entries then belong to `owner`, and last for `ttl`; those
+    /// without an owner also after the end of this process. Returns them as they are now. `None`: one has changed.
+    async fn write(&self, entries: Vec<Stored>, owner: Option<&OwnerToken>, ttl: Ttl) -> Outcome<Option<Vec<Stored>>>;
 
     /// Deletes entries, all or none. `false`: one has changed.
     async fn delete(&self, entries: &[Stored]) -> Outcome<bool>;

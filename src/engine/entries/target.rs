@@ -175,6 +175,10 @@ impl Server {
     }
 }
 
+/// The reason when a server ends a connection after the client's handshake.
+pub(in crate::engine) const NEEDS_CERTIFICATE: &str =
+    "a server that requires a client certificate needs tls.certFile and tls.keyFile";
+
 fn of_tls(error: &io::Error) -> Failure {
     let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     let advice = match tls.and_then(CertificateFault::of) {
@@ -183,9 +187,7 @@ fn of_tls(error: &io::Error) -> Failure {
         }
         Some(CertificateFault::OtherName) => "use the name in the certificate of the server as the host of the URL",
         Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
-        None if matches!(tls, Some(rustls::Error::AlertReceived(_))) => {
-            "a server that requires a client certificate needs tls.certFile and tls.keyFile"
-        }
+        None if matches!(tls, Some(rustls::Error::AlertReceived(_))) => NEEDS_CERTIFICATE,
         None => {
             "does this port use TLS (ZooKeeper's secureClientPort)? Without it the scheme of the URL has no \"s\" at its end"
         }

@@ -227,7 +227,7 @@ impl Core {
             return Ok(());
         }
         let leases = entries.into_iter().map(|entry| of_lease(entry, ttl, fence));
-        if let Some(written) = self.write(owner, leases.collect(), owner, ttl).await? {
+        if let Some(written) = self.write(owner, leases.collect(), Some(owner), ttl).await? {
             self.own.update(owner, |_, own| {
                 let is_writing = own.entries.iter().all(|entry| entry.version == UNKNOWN);
                 if is_writing && own.entries.len() == written.len() {

@@ -307,7 +307,7 @@ pub(in crate::engine) async fn a_lease_that_ends_while_it_is_written_is_deleted(
                 if entries.is_empty() {
                     return;
                 }
-                core.store.write(entries, &ours.owner, ours.ttl).await.unwrap();
+                core.store.write(entries, Some(&ours.owner), ours.ttl).await.unwrap();
             }
         };
         tokio::join!(writing, async {

@@ -1,4 +1,4 @@
-//! The etcd leases of this process: at most one for each class of ttls, and one for its waiters.
+//! The etcd leases of this process: at most one for each class of ttls, one for its waiters, and one for each name that is kept busy.
 //!
 //! An etcd lease has whole seconds, and costs the server a commit. So the entries of all locks with similar ttls share one, and one
 //! request keeps them all alive. If `kept` is the time of the sending of the last answered request of a class that lasts `C`, its
@@ -126,6 +126,19 @@ impl Leases {
         if let Some(lease) = self.known(class) {
             return Ok(lease);
         }
+        let lease = self.grant(class).await?;
+        self.insert(lease.clone());
+        Ok(lease)
+    }
+
+    /// Grants an etcd lease of its own for an entry that keeps a name busy for `ttl` after its release. Nothing keeps it alive, and a close
+    /// does not revoke it.
+    pub(super) async fn get_kept(&self, ttl: Ttl) -> Outcome<Arc<Lease>> {
+        let seconds = ttl.duration().as_nanos().div_ceil(1_000_000_000) as u64;
+        self.grant(Class::Seconds(seconds)).await
+    }
+
+    async fn grant(&self, class: Class) -> Outcome<Arc<Lease>> {
         loop {
             let term = self.read_term().await?;
             let sent = Moment::now();
@@ -133,7 +146,7 @@ impl Leases {
             let answer: LeaseResponse = self.client.call(GRANT, &LeaseGrantRequest { ttl }, None).await?;
             // After an election meanwhile the term of the grant is not known.
             if term_of(answer.header) == term {
-                let lease = Arc::new(Lease {
+                return Ok(Arc::new(Lease {
                     id: answer.id,
                     class,
                     term,
@@ -142,9 +155,7 @@ impl Leases {
                     kept: Mutex::new(sent),
                     answered: Mutex::new(sent),
                     keeping: tokio::sync::Mutex::default(),
-                });
-                self.insert(lease.clone());
-                return Ok(lease);
+                }));
             }
         }
     }

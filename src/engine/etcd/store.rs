@@ -156,10 +156,19 @@ impl Store for Etcd {
         Ok(self.looked(names, owner).await?)
     }
 
-    async fn write(&self, mut entries: Vec<Stored>, owner: &OwnerToken, ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
+    async fn write(
+        &self,
+        mut entries: Vec<Stored>,
+        owner: Option<&OwnerToken>,
+        ttl: Ttl,
+    ) -> Outcome<Option<Vec<Stored>>> {
         let ttls = entries.iter().filter_map(Stored::ttl);
-        let class = Class::of(ttls.fold(ttl, Ttl::max));
-        let lease = self.leases.get(class).await?;
+        let lease = match owner {
+            Some(_) => self.leases.get(Class::of(ttls.fold(ttl, Ttl::max))).await?,
+            None => self.leases.get_kept(ttl).await?,
+        };
+        let nobody = OwnerToken::fresh();
+        let owner = owner.unwrap_or(&nobody);
         for entry in &mut entries {
             let is_first = *entry.id == *owner.as_str();
             if let Some(record) = &mut entry.record {

@@ -7,6 +7,8 @@ use crate::model::{Key, OwnerToken};
 
 /// The digits of the number that the server appends to the name of an entry.
 const NUMBER_DIGITS: usize = 10;
+/// What follows the UUID in the name of an entry that keeps a name busy. Curator orders by what is behind the last `lock-`.
+const KEPT: &str = "-kept-lock-";
 
 /// The paths of an engine.
 #[derive(Debug, Clone)]
@@ -92,10 +94,18 @@ impl Child {
         format!("_c_{one}-{two}-{three}-{four}-{five}-lock-")
     }
 
-    /// Returns the name of an entry of another owner in the same place.
-    pub(super) fn replaced(name: &str, owner: &OwnerToken) -> String {
+    /// Returns the name of an entry of another owner in the same place. `None`: of one that keeps the name busy.
+    pub(super) fn replaced(name: &str, owner: Option<&OwnerToken>) -> String {
         let number = name.len().saturating_sub(NUMBER_DIGITS);
-        Self::prefix_of(owner) + name.get(number..).unwrap_or_default()
+        match owner {
+            Some(owner) => Self::prefix_of(owner) + name.get(number..).unwrap_or_default(),
+            None => name.replacen("-lock-", KEPT, 1),
+        }
+    }
+
+    /// Whether an entry keeps its name busy after a release.
+    pub(super) fn is_kept(name: &str) -> bool {
+        name.contains(KEPT)
     }
 
     pub(super) fn is_of(&self, owner: &OwnerToken) -> bool {
@@ -199,7 +209,14 @@ mod tests {
             .map(|number| Child::parse(&format!("{prefix}{number}")).unwrap().mirrored().id);
         assert_ne!(ids[0], ids[1]);
         let next = OwnerToken::fresh();
-        let replaced = Child::parse(&Child::replaced(&children[2].name, &next)).unwrap();
+        let replaced = Child::parse(&Child::replaced(&children[2].name, Some(&next))).unwrap();
         assert!(replaced.is_of(&next) && replaced.number == 7);
+        let kept = Child::parse(&Child::replaced(&children[2].name, None)).unwrap();
+        assert_eq!(
+            kept.name,
+            "_c_00112233-4455-6677-8899-aabbccddeeff-kept-lock-0000000007"
+        );
+        assert!(Child::is_kept(&kept.name) && !Child::is_kept(&children[2].name));
+        assert_eq!((kept.owner, kept.number), (None, 7));
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! A lock is the oldest of the sequential nodes in the folder of its name, as in Curator's recipe. The nodes are ephemeral: they
 //! end with the session of the process. So no lease lasts longer than half of the session timeout without a renewal, which reads
-//! the node and has evidence that the session lasts (`client/evidence.rs`).
+//! the node and has evidence that the session lasts (`client/evidence.rs`). A node that keeps a name busy after its release
+//! outlasts the session (`kept.rs`).
 
 mod client;
 mod config;
 mod error;
+mod kept;
 mod layout;
 mod nodes;
 mod store;
@@ -37,7 +39,9 @@ async fn open(config: ZookeeperConfig) -> Result<(Arc<Zookeeper>, EntryEngine)> 
         .await
         .map_err(failed)?;
     let create = |local| Zookeeper::new(client, config.layout, local);
-    let (store, engine) = EntryEngine::new(create, CancellationToken::new());
+    let running = CancellationToken::new();
+    let (store, engine) = EntryEngine::new(create, running.clone());
+    tokio::spawn(Box::pin(running.run_until_cancelled_owned(store.clone().end_kept())));
     let chroot = store.chroot().await.map_err(|refusal| store.failure(refusal));
     chroot.map_err(failed)?;
     Ok((store, engine))

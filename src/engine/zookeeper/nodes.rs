@@ -7,7 +7,7 @@ use crate::engine::entries::{Record, Seen, Stored, now_ms};
 use crate::model::{Claim, Key, OwnerToken};
 
 /// How often a request is repeated because a folder or an entry was deleted in the meantime.
-const ROUNDS: usize = 5;
+pub(super) const ROUNDS: usize = 5;
 
 /// The errors of a part of a multi after which it is repeated, and those of the parts around it.
 const PASSING: [i32; 4] = [code::OK, code::ROLLED_BACK, code::NO_NODE, code::NODE_EXISTS];
@@ -226,16 +226,26 @@ impl Zookeeper {
         Err(Refusal::Refused(code::NO_NODE))
     }
 
-    pub(super) async fn written(&self, entries: Vec<Stored>, owner: &OwnerToken) -> Answer<Option<Vec<Stored>>> {
+    pub(super) async fn written(
+        &self,
+        entries: Vec<Stored>,
+        owner: Option<&OwnerToken>,
+    ) -> Answer<Option<Vec<Stored>>> {
+        let stays = |entry: &Stored| owner.is_some_and(|owner| entry.is_of(owner));
+        let kind = if owner.is_some() {
+            Kind::Ephemeral
+        } else {
+            Kind::Persistent
+        };
         // The new node is created first: a process that sees one change after the other never sees the name without a holder.
         let requests = entries.iter().flat_map(|entry| {
             let data = entry.record.as_ref().map(Record::to_json).unwrap_or_default();
             let (path, version) = (self.path(entry), entry.version as i32);
-            if entry.is_of(owner) {
+            if stays(entry) {
                 return vec![Request::set_data(&path, &data, version)];
             }
             let new = self.layout.entry(&entry.name, &Child::replaced(&entry.id, owner));
-            let create = Request::create(&new, &data, self.layout.access, Kind::Ephemeral);
+            let create = Request::create(&new, &data, self.layout.access, kind);
             vec![create, Request::delete(&path, version)]
         });
         let requests: Vec<_> = requests.collect();
@@ -248,14 +258,15 @@ impl Zookeeper {
             Part::Changed(stat) => Some(stat.version),
             _ => None,
         });
-        let written = entries.into_iter().map(|entry| match entry.is_of(owner) {
+        let written = entries.into_iter().map(|entry| match stays(&entry) {
             true => Some(Stored {
                 version: versions.next()?.into(),
                 ..entry
             }),
             false => {
                 let child = Child::parse(&Child::replaced(&entry.id, owner))?;
-                Some(child.entry(&entry.name, reply.session, entry.record?))
+                let session = if owner.is_some() { reply.session } else { 0 };
+                Some(child.entry(&entry.name, session, entry.record?))
             }
         });
         let written: Option<Vec<_>> = written.collect();

@@ -13,7 +13,8 @@ use super::error::failure;
 use super::layout::{Child, Layout};
 use super::nodes::is_done;
 use crate::clock::Moment;
-use crate::engine::entries::{Change, Failure, LocalEntries, Outcome, Record, Seen, Store, Stored};
+use crate::engine::ends::Ends;
+use crate::engine::entries::{Change, Failure, LocalEntries, Outcome, Record, Seen, Store, Stored, UNKNOWN};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
 
 pub(super) const NAME: &str = "zookeeper";
@@ -24,6 +25,8 @@ pub(super) struct Zookeeper {
     pub layout: Layout,
     pub local: Arc<LocalEntries>,
     pub revisions: Arc<Revisions>,
+    /// When the kept entries of names with waiters end.
+    pub kept: Arc<Ends<Key, ()>>,
 }
 
 /// Numbers the messages that mirrors depend on.
@@ -53,7 +56,8 @@ impl Zookeeper {
             connections: client.connection(),
             last: AtomicU64::new(0),
         });
-        let (of_events, revisions_, layout_) = (local.clone(), revisions.clone(), layout.clone());
+        let kept = Arc::new(Ends::new());
+        let (of_events, revisions_, layout_, kept_) = (local.clone(), revisions.clone(), layout.clone(), kept.clone());
         // On the task of the connection.
         client.set_events(Box::new(move |path, change| {
             let Some((name, child)) = layout_.split(path) else {
@@ -61,7 +65,10 @@ impl Zookeeper {
             };
             let Some(child) = Child::parse(child) else { return };
             let change = match change {
-                client::Change::Created => Change::Created(child.mirrored()),
+                client::Change::Created => {
+                    schedule(&kept_, &name, [&child]);
+                    Change::Created(child.mirrored())
+                }
                 client::Change::Deleted => Change::Deleted(child.name.as_str().into(), child.owner),
                 client::Change::Other => return,
             };
@@ -72,6 +79,7 @@ impl Zookeeper {
             layout,
             local,
             revisions,
+            kept,
         }
     }
 
@@ -93,6 +101,7 @@ impl Zookeeper {
             };
         });
         let (watched, local, revisions) = (name.clone(), self.local.clone(), self.revisions.clone());
+        let kept = self.kept.clone();
         self.client.call_in_order(Request::children(&folder), move |answer| {
             let names = match answer.and_then(|reply| Ok(reply.children()?)) {
                 Ok(names) => names,
@@ -103,13 +112,22 @@ impl Zookeeper {
                     return;
                 }
             };
-            let entries = Child::all(&names).into_iter().map(|child| child.mirrored());
+            let entries = Child::all(&names);
+            schedule(&kept, &watched, &entries);
+            let entries = entries.iter().map(Child::mirrored);
             local.opened(&watched, revisions.next(), entries);
         });
         tokio::select! {
             Some(refusal) = failures.recv() => refusal,
             _ = connection.changed() => Refusal::Broken("the watch ended with it".into()),
         }
+    }
+}
+
+/// Makes [`Zookeeper::end_kept`] read a name soon, if one of its entries is a kept one.
+fn schedule<'c>(kept: &Ends<Key, ()>, name: &Key, entries: impl IntoIterator<Item = &'c Child>) {
+    if entries.into_iter().any(|child| Child::is_kept(&child.name)) {
+        kept.insert(name.clone(), (), Moment::now());
     }
 }
 
@@ -136,18 +154,17 @@ impl Store for Zookeeper {
         true
     }
 
-    fn keeps_names(&self) -> bool {
-        false
-    }
-
     fn longest_lease(&self) -> Option<Duration> {
         Some(self.client.state().timeout / 2)
     }
 
     async fn change(&self, claim: &Claim, create: &[Key], remove: &[Stored], is_first: bool) -> Outcome<Vec<Seen>> {
         claim.mark_sent();
-        let changed = self.changed(claim, create, remove, is_first).await;
-        changed.map_err(|refusal| self.failure(refusal))
+        let changing = async {
+            let seen = self.changed(claim, create, remove, is_first).await?;
+            self.without_ended(claim.keys(), Some(&claim.owner), seen).await
+        };
+        changing.await.map_err(|refusal| self.failure(refusal))
     }
 
     async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
@@ -159,18 +176,24 @@ impl Store for Zookeeper {
         let list = self.list(names);
         let looking = async {
             synced.await?;
-            self.seen(names, owner, list.await?, &[]).await
+            let seen = self.seen(names, owner, list.await?, &[]).await?;
+            self.without_ended(names, owner, seen).await
         };
         looking.await.map_err(|refusal| self.failure(refusal))
     }
 
-    async fn write(&self, entries: Vec<Stored>, owner: &OwnerToken, _ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
+    async fn write(&self, entries: Vec<Stored>, owner: Option<&OwnerToken>, _ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
         let written = self.written(entries, owner).await;
         written.map_err(|refusal| self.failure(refusal))
     }
 
     async fn delete(&self, entries: &[Stored]) -> Outcome<bool> {
-        let deletion = |entry: &Stored| Request::delete(&self.path(entry), entry.version as i32);
+        let deletion = |entry: &Stored| {
+            // Each search for its end writes a kept entry.
+            let is_kept = Child::is_kept(&entry.id);
+            let version = if is_kept { UNKNOWN } else { entry.version };
+            Request::delete(&self.path(entry), version as i32)
+        };
         let deleted = match entries {
             [entry] => is_done(self.client.call_urgently(deletion(entry)).await),
             _ => {

@@ -17,7 +17,7 @@ use super::liveness::{HEALTH, close_when_silent};
 use super::status::Status;
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
-use crate::engine::entries::target::Server;
+use crate::engine::entries::target::{NEEDS_CERTIFICATE, Server};
 use crate::model::{Claim, OwnerToken};
 
 /// An open connection. Dropping it closes it after its last request.
@@ -33,6 +33,8 @@ pub(super) struct State {
     requests: watch::Sender<Requests>,
     /// It was closed because the server did not answer.
     pub is_silent: AtomicBool,
+    /// A request has an answer.
+    has_answered: AtomicBool,
 }
 
 /// The requests without an answer, with the times of their sending, and the owners of attempts.
@@ -89,6 +91,7 @@ impl Connection {
             closed: CancellationToken::new(),
             requests: watch::Sender::default(),
             is_silent: AtomicBool::new(false),
+            has_answered: AtomicBool::new(false),
         });
         let closed = state.closed.clone();
         let driver = async move {
@@ -183,10 +186,23 @@ impl Connection {
                 Err(Status::Broken(_)) if sent.0.is_silent.load(Relaxed) => {
                     Err(Status::Broken("the server did not answer".into()))
                 }
-                answer => answer,
+                answer => {
+                    sent.0.has_answered.fetch_or(answer.is_ok(), Relaxed);
+                    answer
+                }
             }
         };
         tokio::spawn(answering.boxed()).await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Adds what the reason may be if the connection broke before its first answer.
+    pub(super) fn explained(&self, status: Status) -> Status {
+        match status {
+            Status::Broken(text) if self.is_secure && !self.state.has_answered.load(Relaxed) => {
+                Status::Broken(format!("{text}; {NEEDS_CERTIFICATE}"))
+            }
+            status => status,
+        }
     }
 
     /// Waits until no attempt of an owner is without an answer: etcd executes the requests of a connection in any order.

@@ -247,7 +247,7 @@ impl Client {
                 state.first = index.unwrap_or_default() + 1;
             }
         }
-        Failure::of(connection, status)
+        Failure::of(connection, connection.explained(status))
     }
 
     /// Returns the token of the login. `None`: there is no login in the URL.

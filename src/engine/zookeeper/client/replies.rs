@@ -67,6 +67,8 @@ pub(super) fn event(body: &[u8]) -> Result<(Change, &str), Malformed> {
 pub(in super::super) struct Stat {
     /// When the node was created, by the leader's clock: milliseconds since 1970.
     pub created_ms: i64,
+    /// When its data was last written, by the clock of the leader of that time.
+    pub changed_ms: i64,
     pub version: i32,
     /// The session that an ephemeral node belongs to; 0: none.
     pub session: i64,
@@ -76,11 +78,12 @@ pub(in super::super) struct Stat {
 
 impl Stat {
     fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (_czxid, _mzxid, created_ms, _mtime) = (reader.long()?, reader.long()?, reader.long()?, reader.long()?);
+        let (_czxid, _mzxid, created_ms, changed_ms) = (reader.long()?, reader.long()?, reader.long()?, reader.long()?);
         let (version, _cversion, _aversion) = (reader.int()?, reader.int()?, reader.int()?);
         let (session, _data_length, _children) = (reader.long()?, reader.int()?, reader.int()?);
         Ok(Stat {
             created_ms,
+            changed_ms,
             version,
             session,
             last_child_change: reader.long()?,
@@ -176,6 +179,7 @@ mod tests {
 
     const STAT: Stat = Stat {
         created_ms: 1_700_000_000_000,
+        changed_ms: 3,
         version: 4,
         session: 77,
         last_child_change: 10,

@@ -1,5 +1,6 @@
 //! The contract on a real server, and the tests of ZooKeeper's own behavior.
 
+mod kept;
 mod proxy;
 mod sessions;
 mod waiters;
