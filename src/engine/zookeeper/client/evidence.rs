@@ -35,12 +35,14 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 
-/// The number of syncs in a session timeout.
+/// The number of syncs in a session timeout, at least.
 const SYNCS: u32 = 20;
+/// The longest time between two of them: a server that does not answer a sync is left.
+const LONGEST_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Returns the time between two syncs.
 pub(super) fn interval(timeout: Duration) -> Duration {
-    timeout / SYNCS
+    LONGEST_INTERVAL.min(timeout / SYNCS)
 }
 
 /// What the syncs of one connection have shown.
@@ -91,15 +93,20 @@ mod tests {
     /// Half of the timeout remains for a commit at each moment, also where each answer takes 400 ms.
     #[test]
     fn half_of_the_timeout_remains_after_a_commit() {
-        for round_trip in [0, 1, 100, 300, 400] {
-            let mut evidence = Evidence::new(T, at(0), at(round_trip));
-            let interval = interval(T).as_millis() as u64;
-            for index in 1..100 {
+        let round_trips = [0, 1, 100, 300, 400];
+        for (timeout, round_trip) in [T, 30 * T].into_iter().flat_map(|t| round_trips.map(|trip| (t, trip))) {
+            let mut evidence = Evidence::new(timeout, at(0), at(round_trip));
+            let interval = interval(timeout).as_millis() as u64;
+            assert_eq!(interval, 500, "a silent server is left soon");
+            for index in 1..1000 {
                 let (sent, answered) = (index * interval, index * interval + round_trip);
                 // Just before the answer.
-                assert!(evidence.until() > at(answered) + T / 2, "{round_trip} ms, sync {index}");
+                assert!(
+                    evidence.until() > at(answered) + timeout / 2,
+                    "{round_trip} ms, sync {index}"
+                );
                 evidence.answered(at(sent), at(answered));
-                assert!(evidence.until() < at(sent) + T, "{round_trip} ms, sync {index}");
+                assert!(evidence.until() < at(sent) + timeout, "{round_trip} ms, sync {index}");
             }
         }
     }
