@@ -1753,8 +1753,9 @@ function answer(question, name, credentials) {
 /** Returns host and port of each SRV record of a service, and the TXT records of the name. */
 async function recordsOf(service, name, limitMs) {
     const servers = dns.getServers();
-    // Each server is asked twice, the second time for twice as long. So the lookup, which keeps the process alive, ends within the limit.
-    const timeout = Math.min(Math.ceil(limitMs / (3 * Math.max(servers.length, 1))), LONGEST_MS);
+    // Each server is asked twice, the second time for twice as long; Node notices the end of a request up to its duration later. So the
+    // lookup, which keeps the process alive, ends within the limit.
+    const timeout = Math.min(Math.ceil(limitMs / (5 * Math.max(servers.length, 1))), LONGEST_MS);
     const resolver = new dns.promises.Resolver({ timeout, tries: 2 });
     if (`${servers}` !== `${resolver.getServers()}`)
         resolver.setServers(servers);
