@@ -6,6 +6,7 @@ var node_path = require('node:path');
 var node_async_hooks = require('node:async_hooks');
 var node_diagnostics_channel = require('node:diagnostics_channel');
 var node_os = require('node:os');
+var dns = require('node:dns');
 
 /** @internal Creates the `LockInfo`s of the native core's JSON text. `prefix` is that of a view, which is omitted. */
 function infosOf(json, prefix) {
@@ -1711,9 +1712,10 @@ function urlOf(value) {
     }
     return url;
 }
-/** @internal Answers a request of the native core for the login of a new connection. */
-function answerLogin(request, { option, ask }) {
-    const check = (login) => {
+/** @internal Returns the login of a new connection as the answer to a question: a user name or `null`, and a password. */
+async function askForLogin({ option, ask }) {
+    try {
+        const login = await ask();
         const rule = 'must return { username?, password }';
         if (!isObject(login))
             throw invalid('credentials', rule, kindOf(login));
@@ -1722,15 +1724,15 @@ function answerLogin(request, { option, ask }) {
             throw invalid('credentials', rule, `an object with the unknown key ${describe(key)}`);
         if (typeof password !== 'string' || !(username == null || typeof username === 'string'))
             throw invalid('credentials', `${rule} with strings`, 'an object');
-        return { username: username || undefined, password };
-    };
-    Promise.resolve()
-        .then(ask)
-        .then(check)
-        .then(({ username, password }) => native.answerLogin(request, username, password, ''), (thrown) => native.answerLogin(request, undefined, undefined, `the function of ${option} failed: ${reasonOf(thrown)}`));
+        return [username || null, password];
+    }
+    catch (thrown) {
+        throw new Error(`the function of ${option} failed: ${reasonOf(thrown)}`);
+    }
 }
 /** Returns what a value is. It may be a secret: no part of it is shown. */
 const kindOf = (value) => (value === null ? 'null' : `a value of type ${typeof value}`);
+/** @internal Returns the message of what was thrown. */
 function reasonOf(thrown) {
     try {
         return typeof thrown?.message === 'string' ? thrown.message.toWellFormed() : describe(thrown);
@@ -1738,6 +1740,45 @@ function reasonOf(thrown) {
     catch {
         return 'with a value that cannot be shown';
     }
+}
+
+// Answers the questions of the native core: the login of a new connection, and the DNS records of a name.
+/** The longest time that one request of a resolver may take. */
+const LONGEST_MS = 60_000;
+/** @internal Answers a question of the native core: about a name, or for a login. */
+function answer(question, name, credentials) {
+    const answered = name ? recordsOf(...name) : askForLogin(credentials);
+    answered.then((value) => native.answer(question, JSON.stringify(value), ''), (thrown) => native.answer(question, undefined, reasonOf(thrown)));
+}
+/** Returns host and port of each SRV record of a service, and the TXT records of the name. */
+async function recordsOf(service, name, limitMs) {
+    const servers = dns.getServers();
+    // Each server is asked twice, the second time for twice as long; Node notices the end of a request up to its duration later. So the
+    // lookup, which keeps the process alive, ends within the limit.
+    const timeout = Math.min(Math.ceil(limitMs / (5 * Math.max(servers.length, 1))), LONGEST_MS);
+    const resolver = new dns.promises.Resolver({ timeout, tries: 2 });
+    if (`${servers}` !== `${resolver.getServers()}`)
+        resolver.setServers(servers);
+    try {
+        const [hosts, texts] = await Promise.all([
+            resolver.resolveSrv(`_${service}._tcp.${name}`).catch(none),
+            resolver.resolveTxt(name).catch(none),
+        ]);
+        return [hosts.map((host) => [host.name, host.port]), texts.map((parts) => parts.join(''))];
+    }
+    catch (thrown) {
+        throw new Error(`the lookup in the DNS failed (${reasonOf(thrown)})`);
+    }
+    finally {
+        // The other lookup, if one has failed.
+        resolver.cancel();
+    }
+}
+/** Returns no record where the DNS says that there is none. */
+function none(error) {
+    if (error.code === 'ENODATA' || error.code === 'ENOTFOUND')
+        return [];
+    throw error;
 }
 
 /**
@@ -1750,8 +1791,8 @@ function receiver({ onEvent, credentials }, source) {
         for (const message of JSON.parse(batch)) {
             if (message.lost !== undefined)
                 reportLoss(message.lost, message.error);
-            else if (message.login !== undefined)
-                answerLogin(message.login, credentials);
+            else if (message.question !== undefined)
+                answer(message.question, message.records, credentials);
             else if (message.warning !== undefined)
                 warn('HOLDFAST_STORE', message.warning);
             else

@@ -60,8 +60,8 @@ export interface AcquireRecord {
 /** Moves the clock of the store of these services forward by `ms` milliseconds. */
 export declare function advance(services: Array<LockService>, ms: number): Promise<void>
 
-/** Answers a request for a login: with a password, or with the text of an error. */
-export declare function answerLogin(number: number, username: string | undefined | null, password: string | undefined | null, error: string): void
+/** Answers a question: with JSON text, or with the text of an error. */
+export declare function answer(number: number, value: string | undefined | null, error: string): void
 
 /** Cancels the acquisition, or the attempt to connect, with this ticket. */
 export declare function cancel(ticket: number): void

@@ -4,12 +4,11 @@ import { homedir, userInfo } from 'node:os'
 import { join } from 'node:path'
 import { positiveMs } from './durations.js'
 import { describe, invalid, warn } from './errors.js'
-import { native } from './native.js'
 import type { Config } from './native.js'
 import { callback, DEFAULTS, fields, flag, isObject, pick, recordOf, requestOf, text } from './options.js'
 import type { Fields } from './options.js'
 import { isObserved } from './telemetry.js'
-import type { Login, LockEvent } from './types.js'
+import type { LockEvent } from './types.js'
 
 const MAX_URLS = 100
 const MAX_REPLICAS = 100
@@ -34,8 +33,8 @@ const ONLY_REDIS =
 /** The variables of PostgreSQL's tools that have what a URL leaves out. */
 const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ')
 
-/** The function that returns the login of a new connection, and its option. */
-interface LoginSource {
+/** @internal The function that returns the login of a new connection, and its option. */
+export interface LoginSource {
   option: 'password' | 'credentials'
   ask: () => unknown
 }
@@ -347,31 +346,27 @@ function urlOf(value: unknown): string {
   return url
 }
 
-/** @internal Answers a request of the native core for the login of a new connection. */
-export function answerLogin(request: number, { option, ask }: LoginSource): void {
-  const check = (login: unknown): Login => {
+/** @internal Returns the login of a new connection as the answer to a question: a user name or `null`, and a password. */
+export async function askForLogin({ option, ask }: LoginSource): Promise<[string | null, string]> {
+  try {
+    const login = await ask()
     const rule = 'must return { username?, password }'
     if (!isObject(login)) throw invalid('credentials', rule, kindOf(login))
     const { username, password, ...others } = login
     for (const key in others) throw invalid('credentials', rule, `an object with the unknown key ${describe(key)}`)
     if (typeof password !== 'string' || !(username == null || typeof username === 'string'))
       throw invalid('credentials', `${rule} with strings`, 'an object')
-    return { username: username || undefined, password }
+    return [username || null, password]
+  } catch (thrown) {
+    throw new Error(`the function of ${option} failed: ${reasonOf(thrown)}`)
   }
-  Promise.resolve()
-    .then(ask)
-    .then(check)
-    .then(
-      ({ username, password }) => native.answerLogin(request, username, password, ''),
-      (thrown) =>
-        native.answerLogin(request, undefined, undefined, `the function of ${option} failed: ${reasonOf(thrown)}`),
-    )
 }
 
 /** Returns what a value is. It may be a secret: no part of it is shown. */
 const kindOf = (value: unknown) => (value === null ? 'null' : `a value of type ${typeof value}`)
 
-function reasonOf(thrown: any): string {
+/** @internal Returns the message of what was thrown. */
+export function reasonOf(thrown: any): string {
   try {
     return typeof thrown?.message === 'string' ? thrown.message.toWellFormed() : describe(thrown)
   } catch {

@@ -1,17 +1,19 @@
 import { AsyncResource } from 'node:async_hooks'
-import { answerLogin } from './connect.js'
 import type { ConnectRequest } from './connect.js'
 import { stackOf, warn } from './errors.js'
 import { withTokenAsText } from './json.js'
+import { answer } from './questions.js'
+import type { NameQuestion } from './questions.js'
 import { reportLoss } from './signals.js'
 import { publish } from './telemetry.js'
 import type { Source } from './telemetry.js'
 import type { LockEvent } from './types.js'
 
-/** A message of the native core: an event, the loss of a lease, a request for a login, or a warning of the store. */
+/** A message of the native core: an event, the loss of a lease, a question, or a warning of the store. */
 interface Message {
   lost?: number
-  login?: number
+  question?: number
+  records?: NameQuestion
   warning?: string
   error?: Record<string, any>
   type: string
@@ -29,7 +31,7 @@ export function receiver({ onEvent, credentials }: ConnectRequest, source: Sourc
     context.runInAsyncScope(() => {
       for (const message of JSON.parse(batch) as Message[]) {
         if (message.lost !== undefined) reportLoss(message.lost, message.error!)
-        else if (message.login !== undefined) answerLogin(message.login, credentials!)
+        else if (message.question !== undefined) answer(message.question, message.records, credentials)
         else if (message.warning !== undefined) warn('HOLDFAST_STORE', message.warning)
         else deliver(onEvent, message, source)
       }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Credentials, SharedEngine, TlsFiles, Warnings};
+use super::{Credentials, Resolver, SharedEngine, TlsFiles, Warnings};
 use crate::backoff::Backoff;
 use crate::error::LockError;
 use crate::event_loop::EventLoop;
@@ -32,6 +32,8 @@ pub struct Settings {
     pub tls: TlsFiles,
     /// Redis, PostgreSQL: the source of the logins of new connections, instead of the URL.
     pub credentials: Option<Arc<Credentials>>,
+    /// MongoDB: resolves the name of a `mongodb+srv` URL.
+    pub resolver: Option<Arc<Resolver>>,
     /// PostgreSQL: the URL of the servers without the pooler, for notifications.
     pub listen_url: Option<String>,
     /// PostgreSQL: the variables of the environment whose names begin with `PG`, for what the URL leaves out.
@@ -56,6 +58,7 @@ impl Default for Settings {
             session_timeout: None,
             tls: TlsFiles::default(),
             credentials: None,
+            resolver: None,
             listen_url: None,
             environment: HashMap::new(),
             warnings: None,

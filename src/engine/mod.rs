@@ -47,6 +47,7 @@ mod overload_queue;
 mod probe;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod resolver;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub mod sql;
 #[cfg(any(
@@ -66,6 +67,7 @@ pub mod zookeeper;
 
 pub use config::{EngineConfig, Settings, connect};
 pub use credentials::{Credentials, Login};
+pub use resolver::{Records, Resolver};
 pub use tls_files::TlsFiles;
 pub use warnings::Warnings;
 

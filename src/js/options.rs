@@ -132,6 +132,7 @@ impl Config {
                 insecure: self.insecure.unwrap_or(false),
             },
             credentials: None,
+            resolver: None,
             listen_url: self.listen_url.clone(),
             environment: self.environment.clone().unwrap_or_default(),
             warnings: None,

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::acquisition::PendingAcquisition;
 use super::bridge::deferred::{Deferred, infos_to_json};
 use super::bridge::leases::Entry;
-use super::bridge::logins::credentials;
 use super::bridge::notifier::{Notifier, stall_detector, warnings};
+use super::bridge::questions::{credentials, resolver};
 use super::bridge::{Bridge, failed};
 use super::names::{NameArgument, NamesArgument, keys};
 use super::options::{AcquireRecord, Config, duration, ttl, wait};
@@ -54,6 +54,8 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, St
     let mut settings = config.settings();
     settings.event_loop = bridge.event_loop();
     settings.warnings = Some(warnings(&notifier));
+    // Shorter than the engine's own limit, so that an error has the reason.
+    settings.resolver = Some(resolver(&notifier, settings.store_timeout.mul_f64(0.9)));
     if config.credentials == Some(true) {
         settings.credentials = Some(credentials(&notifier));
     }

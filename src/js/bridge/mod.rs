@@ -11,9 +11,9 @@ mod call;
 pub(super) mod deferred;
 pub(super) mod leases;
 mod local_executor;
-pub(super) mod logins;
 mod memory;
 pub(super) mod notifier;
+pub(super) mod questions;
 mod runtime;
 mod shared;
 #[cfg(unix)]
@@ -40,8 +40,8 @@ use self::call::Job;
 use self::deferred::Deferred;
 use self::leases::Leases;
 use self::local_executor::{LocalExecutor, NodeEventLoop};
-use self::logins::Logins;
 use self::memory::{Burst, return_memory};
+use self::questions::Questions;
 use self::shared::{Delivery, Reference, Shared};
 use self::uv_loop::UvLoop;
 use crate::error::{EngineError, LockError, is_passing};
@@ -64,8 +64,8 @@ pub(super) struct Bridge {
     uv_loop: Option<UvLoop>,
     /// The leases with a number in JavaScript.
     pub(super) leases: RefCell<Leases>,
-    /// The requests for a login that JavaScript has not answered, by number.
-    pub(super) logins: RefCell<Logins>,
+    /// The questions that JavaScript has not answered, by number.
+    pub(super) questions: RefCell<Questions>,
     /// The acquisitions that JavaScript may cancel, by ticket.
     pub(super) cancellations: RefCell<HashMap<u64, CancellationToken>>,
 }
@@ -137,7 +137,7 @@ impl Bridge {
             executor,
             uv_loop: UvLoop::find(env),
             leases: RefCell::default(),
-            logins: RefCell::default(),
+            questions: RefCell::default(),
             cancellations: RefCell::default(),
         });
         // SAFETY: the hook runs on this thread, once, when the environment goes away.

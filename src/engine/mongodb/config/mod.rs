@@ -1,8 +1,10 @@
 //! A MongoDB deployment, from its URL and the settings. No name is resolved here.
 //!
-//! - `url.rs`: the text of the URL. `tls.rs`: the TLS settings. `client.rs`: the driver's client, with PEM text.
+//! - `url.rs`: the text of the URL. `srv.rs`: the name of a `mongodb+srv` URL. `tls.rs`: the TLS settings. `client.rs`: the driver's client,
+//!   with PEM text.
 
 mod client;
+mod srv;
 mod tls;
 mod url;
 
@@ -13,6 +15,7 @@ use std::time::Duration;
 use mongodb::options::{Acknowledgment, ConnectionString, HostInfo};
 
 pub(crate) use self::client::{ClientSettings, PemText};
+use self::srv::Srv;
 use crate::engine::{Settings, Warnings};
 use crate::error::LockError;
 
@@ -22,7 +25,9 @@ const DEFAULT_DATABASE: &str = "test";
 /// A MongoDB deployment, and the collection of the locks.
 #[derive(Clone)]
 pub struct MongodbConfig {
+    /// With `srv`, its only host is that name.
     pub(crate) connection: ConnectionString,
+    pub(crate) srv: Option<Srv>,
     pub(crate) database: String,
     pub(crate) collection: String,
     pub(crate) prefix: String,
@@ -82,6 +87,8 @@ impl MongodbConfig {
                 got,
             ));
         }
+        let srv = Srv::of(url, &mut connection, settings)
+            .map_err(|rule| LockError::invalid("target", rule, url::shown(url)))?;
         let advice = "the driver of MongoDB expects the host of the URL in the certificate";
         settings.tls.reject_server_name(advice)?;
         let pem = PemText::of(&settings.tls);
@@ -102,6 +109,7 @@ impl MongodbConfig {
             pem,
             warnings: settings.warnings.clone(),
             connection,
+            srv,
         })
     }
 }

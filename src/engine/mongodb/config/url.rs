@@ -87,7 +87,7 @@ const LOGINS: &str =
 const PROXY: &str = "holdfast cannot use a SOCKS5 proxy: use a tunnel to the server, and its address in the URL";
 
 /// Returns the name of each option of a URL, and its value with the equals sign.
-fn options(url: &str) -> impl Iterator<Item = (&str, &str)> {
+pub(super) fn options(url: &str) -> impl DoubleEndedIterator<Item = (&str, &str)> {
     let options = url.split_once('?').map_or("", |(_, options)| options).split('&');
     options
         .filter(|option| !option.is_empty())
@@ -105,17 +105,25 @@ pub(crate) fn unsupported(url: &str) -> Option<String> {
     })
 }
 
-/// Returns the URL for the Rust driver.
+/// Options of `mongodb+srv`, which `srv.rs` reads.
+const OF_SRV: [&str; 2] = ["srvmaxhosts", "srvservicename"];
+
+/// Returns the URL for the Rust driver. `mongodb+srv` becomes `mongodb`: holdfast resolves the name.
 pub(crate) fn for_driver(url: &str) -> String {
-    let Some((before, _)) = url.split_once('?') else {
-        return url.to_owned();
+    let (url, of_srv) = match url.strip_prefix("mongodb+srv:") {
+        Some(rest) => (format!("mongodb:{rest}"), &OF_SRV[..]),
+        None => (url.to_owned(), &[][..]),
     };
-    let kept: Vec<String> = options(url)
+    let Some((before, _)) = url.split_once('?') else {
+        return url;
+    };
+    let kept: Vec<String> = options(&url)
         .filter_map(|(name, value)| {
             let lower = name.to_lowercase();
             let synonym = SYNONYMS.iter().find(|(synonym, _)| *synonym == lower);
             let name = synonym.map_or(name, |(_, name)| *name);
             let is_ignored = IGNORED_OPTIONS.contains(&lower.as_str())
+                || of_srv.contains(&lower.as_str())
                 || (value == "=0" && UNLIMITED_BY_ZERO.contains(&name.to_lowercase().as_str()))
                 || (lower == "authmechanism" && value.eq_ignore_ascii_case("=DEFAULT"))
                 || (lower == "tlsallowinvalidhostnames" && value.eq_ignore_ascii_case("=false"));

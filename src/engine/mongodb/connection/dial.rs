@@ -152,9 +152,11 @@ impl MongodbEngine {
 impl MongodbConfig {
     /// Returns the servers of the URL, for messages.
     pub(in crate::engine) fn address(&self) -> String {
-        match &self.connection.host_info {
-            HostInfo::HostIdentifiers(hosts) => hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-            HostInfo::DnsRecord(name) => name.clone(),
+        match (&self.srv, &self.connection.host_info) {
+            (Some(srv), _) => srv.name.clone(),
+            (_, HostInfo::HostIdentifiers(hosts)) => {
+                hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+            }
             _ => String::new(),
         }
     }
@@ -172,20 +174,26 @@ fn late(limit: Duration, what: &str) -> EngineError {
 
 /// Adds the name to an error of its resolution.
 fn of_name(error: EngineError, config: &MongodbConfig) -> EngineError {
-    match &config.connection.host_info {
-        HostInfo::DnsRecord(name) => {
+    match &config.srv {
+        Some(srv) => {
             let message = format!(
-                "the servers of mongodb+srv://{name} cannot be resolved: {}",
-                error.source
+                "the servers of mongodb+srv://{} cannot be resolved: {}",
+                srv.name, error.source
             );
             EngineError::new(ENGINE, CONNECT, error.retryable, message)
         }
-        _ => error,
+        None => error,
     }
 }
 
 async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
-    let mut options = ClientOptions::parse(config.connection.clone())
+    let mut connection = config.connection.clone();
+    if let Some(srv) = &config.srv {
+        srv.resolve(&mut connection)
+            .await
+            .map_err(|why| EngineError::new(ENGINE, CONNECT, true, why))?;
+    }
+    let mut options = ClientOptions::parse(connection)
         .await
         .map_err(|error| Failure(error).during(CONNECT))?;
     // Shorter than the store timeout of the caller, so that the error has the driver's reason.
