@@ -145,8 +145,7 @@ impl LocalEntries {
         if is_deleted {
             waiter.notify.notify_one();
         }
-        let has_entered = |name: &Name| name.waiters.contains_key(id);
-        let stays = now == before && state.names.get(key).is_some_and(has_entered);
+        let stays = now == before && state.names.get(key).is_some_and(|name| name.waiters.contains_key(id));
         if let Some(before) = before.filter(|_| !stays) {
             self.remove(&mut state.names, &before, owner);
         }
@@ -294,10 +293,9 @@ impl LocalEntries {
             return name.report(&self.grants);
         }
         for Entered { owner, .. } in gone {
-            waiters
-                .get_mut(owner)
-                .into_iter()
-                .for_each(|waiter| waiter.hand_off = None);
+            if let Some(waiter) = waiters.get_mut(owner) {
+                waiter.hand_off = None;
+            }
         }
         name.mirror = None;
         let _ = [Watch::Close, Watch::Open].map(|watch| self.watches.send(watch(key.clone())));
