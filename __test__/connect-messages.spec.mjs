@@ -124,13 +124,13 @@ describe('arguments of connect', () => {
         `a function as password for ${url}`,
         [
           [url, { password: async () => 'secret' }],
-          /^password must be a string for MongoDB, MySQL and etcd: a function is for Redis and PostgreSQL, got a function$/,
+          /^password must be a string for MongoDB, MySQL, etcd and ZooKeeper: a function is for Redis and PostgreSQL, got a function$/,
         ],
       ]),
     ),
     'TLS settings for SQLite': [
       ['sqlite:/tmp/never.sqlite', { tls: { caFile: '/etc/ca.pem' } }],
-      /^tls must be absent for a store other than Redis, MongoDB, PostgreSQL, MySQL and etcd, got a URL of sqlite:$/,
+      /^tls must be absent for a store other than Redis, MongoDB, PostgreSQL, MySQL, etcd and ZooKeeper, got a URL of sqlite:$/,
     ],
     'ssl of the driver pg': [['postgres://h/d?ssl=true'], /: ssl \(did you mean sslmode=require for PostgreSQL/],
     'max of the driver pg': [['postgres://h/d?max=10'], /: max \(did you mean the option maxConnections of connect/],
