@@ -107,7 +107,7 @@ export const etcd = {
   /** A URL of a server. */
   url: ({ port, host = '127.0.0.1', login = '', tls = false }) =>
     `etcd${tls ? 's' : ''}://${login && `${login}@`}${host}:${port}`,
-  /** Starts a server with a user that has the rights for one prefix. Tokens expire after 2 s without use. */
+  /** Starts a server with a user that has the permissions for one prefix. Its authentication tokens expire after 2 s without use. */
   async startWithUsers({ user, password, prefix }) {
     const server = await startEtcd({ args: ['--auth-token-ttl', '2', '--bcrypt-cost', '4'] })
     for (const command of [

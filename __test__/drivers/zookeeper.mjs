@@ -93,7 +93,7 @@ class Cluster {
 
 /** The folder in the URLs. */
 const FOLDER = '/locks'
-/** The rights to change rights, and all of them. */
+/** The permission to change permissions, and all permissions. */
 const [ADMIN, ALL] = [16, 31]
 
 /** Changes what the login of a server may do in the folder of its URL. */
@@ -122,13 +122,13 @@ export const zookeeper = {
   /** A URL of a server. Its folder belongs to the first login. */
   url: ({ port, tlsPort = 0, host = '127.0.0.1', login = '', tls = false }) =>
     `zookeeper${tls ? 's' : ''}://${login && `${login}@`}${host}:${tlsPort || port}${FOLDER}`,
-  /** Starts a server. A service gives the rights for its folder to its login. */
+  /** Starts a server. A service gives the permissions for its folder to its login. */
   startWithUsers: async ({ user, password }) =>
     Object.assign(await startZookeeper(), { digest: `${user}:${password}` }),
   revoke: (server) => setRights(server, ADMIN),
   grant: (server) => setRights(server, ALL),
   revokedLocksLast: true,
-  /** Sessions that end soon after their process stands still. */
+  /** Sessions that end soon after their process is suspended. */
   shortSession: { sessionTimeoutMs: 4000 },
   /** Adds entries of another client to a name. Resolves to a function that removes them. */
   addEntries: ({ url }, key, count, size) => addEntries(url, `${FOLDER}/${folderOf(key)}`, count, size),

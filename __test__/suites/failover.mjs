@@ -7,7 +7,7 @@ import { random, skip } from '../stores.mjs'
 import { later, sleep, timed, until } from '../tools.mjs'
 import { noSteps, setWallClock } from '../wall-clock.mjs'
 
-/** An election, the reconnect, and a machine that stands still. */
+/** An election, the reconnect, and a machine that is suspended. */
 const RESUMED_MS = 15_000
 
 /** Declares the suite. `driver` starts the cluster; see `drivers/etcd.mjs`. */

@@ -1,4 +1,4 @@
-// A server that is full, history that is compacted, names with thousands of entries, a holder that stands still, and members that are lost or cut off.
+// A server that is full, history that is compacted, names with thousands of entries, a holder that is suspended, and members that are lost or cut off.
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'node:test'
 import { LockService } from '../../index.js'
@@ -197,7 +197,7 @@ export function faults(driver) {
       assertNoneLost(locks)
     })
 
-    // The follower answers reads for some seconds more: with the rule of reads ZooKeeper had two holders for 8 s.
+    // The follower answers reads for some seconds more: with reads as evidence ZooKeeper had two holders for 8 s.
     test('a follower that is cut off from its leader holds no lock that the leader grants to another process', async (connect) => {
       const leader = await cluster.leader()
       const [cut, other] = [0, 1, 2].filter((index) => index !== leader)

@@ -1,4 +1,4 @@
-// TLS and logins: what is verified, what an error says, a login that lasts, and rights that are revoked at run time.
+// TLS and logins: what is verified, what an error says, a login that lasts, and permissions that are revoked at run time.
 import assert from 'node:assert/strict'
 import { mkdirSync, mkdtempSync, readFileSync, rmSync } from 'node:fs'
 import net from 'node:net'
@@ -138,7 +138,7 @@ export function security(driver) {
       const { wrongPassword, noLogin, otherPrefix } = driver.errors
       assert.equal((await fails(url('app:wrong'), {}, wrongPassword)).retryable, false)
       assert.equal((await fails(url(), {}, noLogin)).retryable, false)
-      // ZooKeeper's rights are those of a folder, which is in the URL.
+      // ZooKeeper's permissions are those of a folder, which is in the URL.
       if (!otherPrefix) return
       assert.equal((await fails(url(LOGIN), { keyPrefix: 'other/' }, otherPrefix)).retryable, false)
     })

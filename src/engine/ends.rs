@@ -1,7 +1,7 @@
-//! The ends of the leases that this process holds, in stores where a lease lasts as long as a session of the process (etcd,
+//! The ends of the leases that this process holds, in stores where an entry lasts as long as a session of the process (etcd,
 //! ZooKeeper).
 //!
-//! A lease ends at its ttl, although the session lasts longer: the engine deletes its entry at that moment, if the entry has not
+//! A lease ends at its ttl, although its session lasts longer: the engine deletes its entry at that moment, if the entry has not
 //! changed since.
 
 use std::collections::{BTreeSet, HashMap};

@@ -52,8 +52,8 @@ pub struct AcquireOptions {
     pub report_holder: bool,
     /// Whether the caller reads the fencing token of the lease, also in an event. Without it a store may save a write.
     pub needs_token: bool,
-    /// The ttl that the caller asked for, where the store has no lease as long without a renewal. With `renew` off the lease is renewed
-    /// until that time has passed.
+    /// The ttl that the caller asked for, if it is longer than the longest lease of the store. With `renew` off the lease is renewed until
+    /// that time has passed.
     pub asked: Option<Ttl>,
     /// The arrival number of a call whose lease ended before the caller received it. The new call keeps its place in the order
     /// of the service's calls. `None`: a new number.

@@ -1,8 +1,8 @@
 //! Attempts.
 //!
-//! A claim of several names waits for one name at a time. It keeps the entries of the names before that one, in which it is the
-//! first, so that other callers cannot keep it from them in turn. All claims take names in the same order, so that none waits for
-//! another in a circle.
+//! A claim of several names waits for one name at a time. It keeps its entries in the names before that one, where they are the
+//! oldest, so that other callers that keep each of the names busy do not starve it. All claims wait for names in the same order, so
+//! that they cannot deadlock.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::model::{Claim, Fence, Key, Ttl};
 
-/// How long a waiter without a subscription keeps its place after its last attempt, unless its ttl is shorter.
+/// How long a waiter without a subscription keeps its position after its last attempt, unless its ttl is shorter.
 const LIVENESS: Duration = Duration::from_millis(4500);
 /// The time from a grant until its fencing token is written. Most locks are released before.
 pub(super) const RECORD_DELAY: Duration = Duration::from_millis(50);
 
-/// Returns how long a place lasts without an attempt.
+/// Returns how long a position lasts without an attempt.
 pub(super) fn liveness(ttl: Ttl) -> Duration {
     ttl.duration().min(LIVENESS)
 }
@@ -27,7 +27,7 @@ impl Core {
     /// Makes one attempt to acquire all names of a claim.
     pub(super) async fn acquire(&self, claim: &Claim) -> Outcome<Acquired> {
         let (names, owner, began) = (claim.keys(), &claim.owner, Moment::now());
-        // The deletion of its entries may be executed after the attempt.
+        // A deletion of its entries that is in progress could be executed after the attempt.
         self.deleted(owner).await;
         if claim.waiting && self.local.begin_attempt(owner) && names.len() == 1 {
             self.own.remove(owner);
@@ -69,7 +69,7 @@ impl Core {
             let mut entries = own(&seen[..wanted]);
             if let Some(index) = busy {
                 if names.len() > 1 && entries.iter().any(Stored::holds) {
-                    // They were created while all names seemed to be free.
+                    // They have the data of a lease: they were created when all names seemed to be free.
                     let Some(marked) = self.write(owner, parts(entries), Some(owner), claim.ttl).await? else {
                         seen = self.store.look(names, Some(owner)).await?;
                         continue;
@@ -96,8 +96,8 @@ impl Core {
         Err(Failure::contended())
     }
 
-    /// Makes the entries of a claim, which are the oldest ones of all its names, its lease. Returns the fencing token, `new` for a
-    /// new lease. `None`: one has changed.
+    /// Turns the entries of a claim, each the oldest one of its name, into its lease. Returns the fencing token: `new` for a new
+    /// lease. `None`: an entry has changed.
     async fn grant(
         &self,
         claim: &Claim,
@@ -106,7 +106,7 @@ impl Core {
         new: Fence,
     ) -> Outcome<Option<Fence>> {
         let owner = &claim.owner;
-        // The lease of the service begins then.
+        // The service counts its lease from then.
         let sent = claim.sent_at().map_or(began, |sent| sent.max(began));
         let known = self.own.get(owner).map(|(_, own)| own.fence);
         let waited = known == Some(None);

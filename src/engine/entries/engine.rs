@@ -29,7 +29,7 @@ pub(super) const TOKEN_POLL: Duration = Duration::from_millis(20);
 pub(super) const TOKEN_POLLS: u32 = 25;
 /// The number of these reads for a page of a list.
 const PAGE_POLLS: u32 = 5;
-/// How often a verb begins again because an entry has changed since it was read.
+/// The maximum number of tries of a verb: it begins again when an entry has changed since it was read.
 pub(super) const ROUNDS: usize = 16;
 
 /// The entries of one claim of this process.
@@ -46,13 +46,13 @@ pub(super) struct Own {
 pub(super) struct Core {
     pub store: Arc<dyn Store>,
     pub local: Arc<LocalEntries>,
-    /// The claims of this process, with the ends of their leases, or of the places of waiters that make no more attempts.
+    /// The claims of this process, with the ends of their leases, or of the positions of waiters that make no more attempts.
     pub own: Ends<OwnerToken, Own>,
     /// When the fencing token of a grant is written to its entries.
     pub records: Ends<OwnerToken, ()>,
     /// The owners whose entries are deleted in the background.
     pub ending: watch::Sender<HashSet<OwnerToken>>,
-    /// Held while one of them is deleted again.
+    /// Held during the retry of a deletion that the store refused: there is one retry at a time.
     pub refused_deletions: Mutex<Backoff>,
     pub detector: OnceLock<Arc<StallDetector>>,
 }
@@ -77,7 +77,7 @@ impl Drop for EntryEngine {
 }
 
 impl EntryEngine {
-    /// Creates an engine. Its end cancels `running`.
+    /// Creates an engine. Closing or dropping it cancels `running`.
     pub(in crate::engine) fn new<S: Store>(
         store: impl FnOnce(Arc<LocalEntries>) -> S,
         running: CancellationToken,

@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// Returns the entries of a lease whose renewal needs no write. The lease then ends later in this process: the store may answer
-    /// soon.
+    /// Returns the entries of a lease whose renewal needs no write. Moves the end of the lease in this process first: the entries must
+    /// not be deleted before the store answers.
     fn unwritten(&self, Renewal { claim, ttl }: &Renewal<'_>, began: Moment) -> Option<Vec<Stored>> {
         let is_unwritten = |entry: &Stored| entry.version != UNKNOWN && self.store.is_lease(entry, *ttl);
         let (_, own) = self.own.get(&claim.owner)?;
@@ -182,7 +182,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Writes entries of `owner`. They may have any version until it is known whether that was executed.
+    /// Writes entries of `owner`. Their versions are unknown until the answer: the store may have executed the write.
     pub(super) async fn write(
         &self,
         owner: &OwnerToken,

@@ -81,7 +81,7 @@ struct Name {
 }
 
 impl Name {
-    /// Reports the waiters that are granted since the last call.
+    /// Reports the waiters whose entries were granted since the last call.
     fn report(&mut self, grants: &UnboundedSender<Granted>) {
         let Some((revision, mirror)) = &self.mirror else { return };
         for id in mirror.granted() {
@@ -89,7 +89,7 @@ impl Name {
                 && !std::mem::replace(&mut waiter.is_known, true)
             {
                 let (owner, id, revision) = (waiter.owner.clone(), id.clone(), *revision);
-                // The engine was dropped.
+                // An error means that the engine was dropped.
                 let _ = grants.send(Granted { owner, id, revision });
             }
         }
@@ -97,7 +97,7 @@ impl Name {
 }
 
 impl LocalEntries {
-    /// Creates the list, the requests for watches, and the grants.
+    /// Creates it, with the receivers of the requests for watches and of the grants.
     pub(super) fn new() -> (Arc<Self>, UnboundedReceiver<Watch>, UnboundedReceiver<Granted>) {
         let (watches, requests) = unbounded_channel();
         let (grants, granted) = unbounded_channel();
@@ -131,7 +131,7 @@ impl LocalEntries {
         let mut state = self.state.lock();
         let state = &mut *state;
         let waiter = state.waiters.entry(owner.clone()).or_default();
-        // Nothing reports the deletion of an entry while the watch was being opened.
+        // No event reports a deletion that happened while the watch was being opened.
         let may_be_gone = |began| {
             let name = state.names.get(key).filter(|name| name.opened > began);
             name.and_then(|name| name.mirror.as_ref())
@@ -156,7 +156,7 @@ impl LocalEntries {
             let _ = self.watches.send(Watch::Open(key.clone()));
             Name::default()
         });
-        // A grant that it has not taken stays known.
+        // A grant that was reported is not reported again.
         name.waiters.entry(id.clone()).or_insert_with(|| {
             state.entered += 1;
             Entered {
@@ -168,7 +168,7 @@ impl LocalEntries {
         name.report(&self.grants);
     }
 
-    /// Makes a claim leave, after its grant or the end of its wait.
+    /// Removes a claim from the waiters, after its grant or the end of its wait.
     pub(super) fn leave(&self, owner: &OwnerToken) {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -185,7 +185,7 @@ impl LocalEntries {
         }
     }
 
-    /// Removes a waiter of a name, and closes the watch behind the last one.
+    /// Removes a waiter of a name, and closes the watch after the last one.
     fn remove(&self, names: &mut HashMap<Key, Name>, key: &Key, owner: &OwnerToken) {
         if let Some(name) = names.get_mut(key) {
             name.waiters.retain(|_, waiter| waiter.owner != *owner);
@@ -225,7 +225,7 @@ impl LocalEntries {
         state.names.get(key)?.mirror.as_ref().map(|(_, mirror)| read(mirror))
     }
 
-    /// The server has confirmed the watch of a name. The store then reads its entries. `false`: the name has no waiters any more.
+    /// Forgets the entries of a name whose watch the server has confirmed. The store then reads them. `false`: it has no waiters.
     pub(in crate::engine) fn begin_read(&self, key: &Key) -> bool {
         let mut state = self.state.lock();
         let Some(name) = state.names.get_mut(key) else {
@@ -339,7 +339,7 @@ impl LocalEntries {
         wake_in_order(waiters.map(|waiter| waiter.notify.clone()).collect());
     }
 
-    /// Takes the grant of a waiter, which then has left. `None`: there is none, or it has ended.
+    /// Returns the grant of a waiter, and removes the waiter. `None`: there is no grant, or it has ended.
     fn take_hand_off(&self, owner: &OwnerToken) -> Option<HandOff> {
         let hand_off = self.state.lock().waiters.get_mut(owner)?.hand_off.take();
         let hand_off = hand_off.filter(|hand_off| !hand_off.until.is_past())?;
@@ -351,8 +351,8 @@ impl LocalEntries {
 /// Wakes waiters, so that their attempts are made in this order.
 ///
 /// # Behavior
-/// A runtime may poll the task that was woken last first. So the first one gets a start: while its attempt is in progress, the service
-/// puts the others in order.
+/// A runtime may poll the task that was woken last first. So the first one is woken before the others: while its attempt is in progress,
+/// the service puts the others in order.
 fn wake_in_order(woken: Vec<Arc<Notify>>) {
     const START: Duration = Duration::from_millis(5);
     let mut woken = woken.into_iter();

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::model::OwnerToken;
 
-/// The place of an entry in its name: the store's number of its creation, and its index among the entries of that step.
+/// The position of an entry among those of its name: the number that the store gave to its creation, and its index among the entries of
+/// that step.
 pub(in crate::engine) type Place = (u64, u32);
 
 /// What a claim needs of a name. A lock is the share 1 of 1.
@@ -36,7 +37,7 @@ pub(in crate::engine) struct Entry {
 #[derive(Debug, Clone)]
 pub(in crate::engine) enum Change {
     Created(Entry),
-    /// The entry with this id was deleted, which a claim of this owner had created.
+    /// The entry with this id, which a claim of this owner had created, was deleted.
     Deleted(Arc<str>, Option<OwnerToken>),
 }
 
@@ -47,7 +48,7 @@ pub(in crate::engine) enum Change {
 /// before it.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Mirror {
-    /// Another program may give two entries the same place.
+    /// Another program may give two entries the same position.
     entries: BTreeMap<(Place, Arc<str>), Share>,
     places: BTreeMap<Arc<str>, Place>,
 }
@@ -73,7 +74,8 @@ impl Mirror {
         self.places.contains_key(id)
     }
 
-    /// Returns the only entry whose id begins with `prefix`, and the oldest one, if the former is not granted.
+    /// Returns the entry whose id begins with `prefix`, and the oldest one. `None`: there is no such entry, or more than one, or it is
+    /// granted.
     #[cfg(feature = "zookeeper")]
     pub(in crate::engine) fn waits(&self, prefix: &str) -> Option<[Arc<str>; 2]> {
         let ids = self.places.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
@@ -158,7 +160,7 @@ mod tests {
             mirror.apply(created("b2", (13, 0)));
             assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
         }
-        // The end of one of two entries in the same place is not that of the other one.
+        // The end of one of two entries in the same position is not that of the other one.
         mirror.apply(created("d", (9, 0)));
         mirror.apply(Change::Deleted("d".into(), None));
         assert_eq!(first(&mirror).as_deref(), Some("c"));

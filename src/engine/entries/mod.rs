@@ -1,10 +1,10 @@
 //! The engine of the stores where the order of entries is the lock (etcd, ZooKeeper).
 //!
 //! Each claim has an entry below its name. The store numbers entries in the order of their creation, and removes an entry when its
-//! claim ends or its process dies. The oldest entries that fit hold the name (`mirror.rs`). So the deletion of the holder's entry
-//! is the grant of the next one, and each process finds it in its mirror of the name (`local.rs`).
+//! claim ends or its process dies. The oldest entry holds the name (`mirror.rs`). So the deletion of the holder's entry is the
+//! grant of the next one, which each process with waiters detects in its mirror of the name (`local.rs`).
 //!
-//! The engine has the rules: attempts, renewals, hand-offs, ends. A [`Store`] has the requests.
+//! The engine has the rules: attempts, renewals, hand-offs, ends of leases. A [`Store`] makes the requests.
 //!
 //! The first waiter of a name opens a watch, and the last one closes it. The store reads the entries once, after the server has
 //! confirmed the watch, and reports the changes that are newer than the read.

@@ -14,13 +14,13 @@ pub(in crate::engine) const UNKNOWN: i64 = -1;
 /// The data of an entry, as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::engine) struct Record {
-    /// The owner token, where the place of the entry does not show it.
+    /// The owner token, if it is not the one in the key of the entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Whether it belongs to a claim of several names that does not hold all of them yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub set: bool,
-    /// In milliseconds.
+    /// In milliseconds. Of an entry that keeps a name busy: for how long.
     pub ttl: u64,
     pub host: String,
     pub pid: u32,
@@ -80,7 +80,7 @@ impl Stored {
         self.owner.as_ref() == Some(owner)
     }
 
-    /// Whether it holds its name if it is the oldest entry: it is no part of a claim that waits for more names.
+    /// Whether it holds its name if it is the oldest entry. `false`: it belongs to a claim that waits for more names.
     pub(super) fn holds(&self) -> bool {
         self.record.as_ref().is_none_or(|record| !record.set)
     }
@@ -108,7 +108,7 @@ impl Stored {
     }
 }
 
-/// What a name contains, as far as one owner is concerned.
+/// What was read of a name for one owner.
 #[derive(Debug)]
 pub(in crate::engine) struct Seen {
     /// Larger than the number of every change before, and smaller than those after it: a fencing token for the oldest entry.

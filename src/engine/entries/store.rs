@@ -92,8 +92,8 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     /// all names of the claim after that. If the store has changed since, it may omit the changes. Calls [`Claim::mark_sent`].
     ///
     /// # Behavior
-    /// An entry that the claim has already stays. `is_first`: a claim of one name that waits enters, and any other one needs entries
-    /// only if all names are free.
+    /// An entry that the claim has already stays. `is_first`: in the first attempt a waiting claim of one name enters the queue, and any
+    /// other claim needs entries only if all names are free.
     async fn change(&self, claim: &Claim, create: &[Key], remove: &[Stored], is_first: bool) -> Outcome<Vec<Seen>>;
 
     /// Reads names, after everything that was committed before. Holders are found by their owners, other entries by their first owners.
@@ -131,6 +131,6 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     /// Waits for the answers to dropped attempts of an owner, where the store may execute a later request first.
     async fn answered(&self, _owner: &OwnerToken) {}
 
-    /// Ends the sessions, if `has_entries` is false for them.
+    /// Ends the sessions for which `has_entries` is false. (ZooKeeper: ends its only session, and with it all entries.)
     async fn close(&self, has_entries: &(dyn for<'a> Fn(i64) -> bool + Sync));
 }

@@ -147,7 +147,7 @@ pub(in crate::engine) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 impl Server {
-    /// Connects. `protocol`: the one that TLS has to agree on.
+    /// Connects. `protocol`: the one that TLS must negotiate (ALPN).
     pub(in crate::engine) async fn connect(
         &self,
         tls: Option<&TlsFiles>,

@@ -1,4 +1,4 @@
-//! What changes by itself: waiters are granted names, leases and places end, and fencing tokens are written.
+//! The tasks of an engine: they grant names to waiters, end leases and positions, and write fencing tokens.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -71,7 +71,8 @@ impl Core {
         }
     }
 
-    /// `false`: the waiter makes an attempt, as one of several names and one without a subscription do.
+    /// Passes a name to a waiter whose entry is granted. `false`: the waiter has to make an attempt, as a claim of several names and one
+    /// without a subscription do.
     async fn is_handed_off(&self, Granted { owner, id, revision }: &Granted) -> Outcome<bool> {
         let is_it = |own: &Own| own.entries.len() == 1 && own.entries[0].id == *id;
         let waiting = |own: &Own| own.fence.is_none() && is_it(own);
@@ -114,7 +115,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Ends leases at their ttl, and the places of waiters that make no more attempts.
+    /// Ends leases at their ttl, and the positions of waiters that make no more attempts.
     pub(super) async fn end_claims(self: Arc<Self>) {
         loop {
             for (owner, own) in self.own.due().await {
@@ -184,7 +185,7 @@ impl Core {
         }
     }
 
-    /// Waits until entries of an owner are deleted that ended.
+    /// Waits until no entries of an owner are deleted in the background.
     pub(super) async fn deleted(&self, owner: &OwnerToken) {
         let is_deleted = |ending: &HashSet<OwnerToken>| !ending.contains(owner);
         let _ = self.ending.subscribe().wait_for(is_deleted).await;

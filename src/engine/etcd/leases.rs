@@ -5,9 +5,9 @@
 //! etcd lease lasts until `kept + C` at least. A lease that was requested at `sent` needs `sent + ttl`. So a request goes out when
 //! `kept < sent + ttl - C`. Every class is at least a second longer than its ttls, so that such a request is rare.
 //!
-//! A new leader of the members begins all etcd leases again. A deposed one that stood still, and goes on, knows nothing of the requests
-//! to the new one, and revokes what it takes for expired (etcd's issue 15247; also with etcd 3.5.30). It may also answer requests, of
-//! which the new one knows nothing. So **a request counts only in the term in which its etcd lease was granted**: a read that a majority
+//! With a new leader of the members, the time of all etcd leases starts again. A deposed leader that was suspended and continues does not
+//! know the requests to the new one, and revokes etcd leases that seem expired to it (etcd issue 15247; also with etcd 3.5.30). It may also
+//! answer requests that the new leader does not know. So **a request counts only in the term in which its etcd lease was granted**: a read that a majority
 //! confirms must show that term after the answer. In a later term entries get new etcd leases, which the deposed leader learns
 //! together with its deposition.
 
@@ -28,14 +28,14 @@ const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
 const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 
-/// The length of the etcd lease of the waiters: a dead one blocks the next ones for as long.
+/// The length of the etcd lease of the waiters, in seconds: a dead waiter blocks the next ones for as long.
 const OF_WAITERS: u64 = 5;
-/// The length that an etcd lease has more than the leases of its class.
+/// By how much an etcd lease is longer than the leases of its class, at least.
 const RESERVE: Duration = Duration::from_secs(1);
-/// The maximum number of etcd leases of waiters: each election leaves one, which waiters from before have.
+/// The maximum number of etcd leases of waiters: after each election the waiters from before keep their old one.
 const MOST_OF_WAITERS: usize = 8;
 
-/// Which etcd lease an entry has: of the waiters, or of a class, by its seconds.
+/// Which etcd lease an entry has: that of the waiters, or that of a class of ttls, by its seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Class {
     Waiters,
@@ -73,9 +73,9 @@ pub(super) struct Lease {
     term: u64,
     /// How long it lasts after a request that kept it alive.
     length: Duration,
-    /// When the last one of these that counts was sent.
+    /// When the last such request that counts was sent.
     kept: Mutex<Moment>,
-    /// When the last answered one was sent.
+    /// When the last such request with an answer was sent.
     answered: Mutex<Moment>,
     /// Held during such a request.
     keeping: tokio::sync::Mutex<()>,
@@ -131,7 +131,7 @@ impl Leases {
         Ok(lease)
     }
 
-    /// Grants an etcd lease of its own for an entry that keeps a name busy for `ttl` after its release. Nothing keeps it alive, and a close
+    /// Grants a separate etcd lease for an entry that keeps a name busy for `ttl` after its release. Nothing keeps it alive, and a close
     /// does not revoke it.
     pub(super) async fn get_kept(&self, ttl: Ttl) -> Outcome<Arc<Lease>> {
         let seconds = ttl.duration().as_nanos().div_ceil(1_000_000_000) as u64;

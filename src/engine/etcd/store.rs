@@ -23,7 +23,7 @@ pub(super) const NAME: &str = "etcd";
 
 /// The maximum number of keys in one answer. With the largest metadata, which are JSON in JSON, they have 8 MiB.
 const PAGE: i64 = 250;
-/// The time for the last requests at the end.
+/// The time for the last requests of a close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The range of the keys of a name.
@@ -36,7 +36,7 @@ pub(super) struct Etcd {
     pub layout: Layout,
     pub local: Arc<LocalEntries>,
     watches: Watches,
-    /// An attempt may have made a claim a waiter.
+    /// Notified when an attempt may have made a claim a waiter.
     pub(super) waiting: Notify,
 }
 

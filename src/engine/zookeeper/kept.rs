@@ -1,11 +1,11 @@
 //! Names that stay busy after their release (`minHoldMs`, `oncePer`).
 //!
-//! A kept entry is a persistent node in the place of the entry of the lease, so that it lasts longer than the session. Its record has the
-//! time for which it stays. Servers do not delete it at its end: the process that released the name does, each process that waits for
-//! the name, and otherwise the next call that reads the name.
+//! A kept entry is a persistent node with the number of the entry of the lease, so that it lasts longer than the session. Its record has the
+//! time for which it stays. Servers do not delete it at its end. The process that released the name deletes it, and so does each process
+//! with a waiter for the name, and otherwise the next call that reads the name.
 //!
-//! The other processes go by clocks of leaders alone: the time of its creation is compared with that of a new write, which a
-//! majority commits. So neither the clock of a client counts nor a read that lags behind. (A time is that of the leader when it
+//! The other processes use only the clocks of the leaders: they compare the time of its creation with that of a new write, which a
+//! majority commits. So neither the clock of a client nor a read that lags behind counts. (A time is that of the leader when it
 //! receives the request.) A node with the name of a kept entry is never created twice, so the deletion of one that has ended
 //! deletes no other.
 

@@ -94,7 +94,7 @@ impl Child {
         format!("_c_{one}-{two}-{three}-{four}-{five}-lock-")
     }
 
-    /// Returns the name of an entry of another owner in the same place. `None`: of one that keeps the name busy.
+    /// Returns the name of an entry of another owner with the same number. `None`: of one that keeps the name busy.
     pub(super) fn replaced(name: &str, owner: Option<&OwnerToken>) -> String {
         let number = name.len().saturating_sub(NUMBER_DIGITS);
         match owner {
@@ -112,7 +112,7 @@ impl Child {
         self.owner.as_ref() == Some(owner)
     }
 
-    /// Returns its place. A transfer creates an entry with the number of the old one, before it deletes that.
+    /// Returns its position. A transfer creates an entry with the number of the old one, before it deletes that.
     pub(super) fn place(&self) -> Place {
         (self.number, 0)
     }

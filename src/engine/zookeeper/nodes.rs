@@ -66,7 +66,7 @@ impl Zookeeper {
         }
     }
 
-    /// Reads the data of entries. That of `known` is known.
+    /// Reads the data of entries, except of those in `known`.
     pub(super) async fn seen(
         &self,
         names: &[Key],
@@ -82,7 +82,7 @@ impl Zookeeper {
                 let mut own = children.iter().filter(is_own);
                 let both = [children.first(), own.next()].into_iter().flatten();
                 both.for_each(|child| wanted.push((name, child)));
-                // The creation was a repeated one.
+                // A repeated request has created more than one.
                 for child in own {
                     let delete = Request::delete(&self.layout.entry(name, &child.name), -1);
                     is_done(self.client.call(delete).await)?;
@@ -158,7 +158,7 @@ impl Zookeeper {
         let data = record.to_json();
         let mut missing: Vec<&Key> = Vec::new();
         for _ in 0..ROUNDS {
-            // With its first entry: the server never removes a container that had none.
+            // Together with their first entries: the server never removes a container that had none.
             let folders = missing
                 .iter()
                 .map(|name| Request::create(&self.layout.folder(name), &[], self.layout.access, Kind::Container));
@@ -217,7 +217,7 @@ impl Zookeeper {
             if let Err(Refusal::NoNumbers | Refusal::LongReply(_)) = found
                 && !known.is_empty()
             {
-                // They would not be found again.
+                // No later read would find them.
                 let deletions = known.iter().map(|entry| Request::delete(&self.path(entry), -1));
                 self.client.call(Request::multi(&deletions.collect::<Vec<_>>())).await?;
             }

@@ -168,7 +168,7 @@ impl Store for Zookeeper {
     }
 
     async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
-        // An own entry may be missing on the members that follow a leader without a majority.
+        // An own entry may be missing on the servers that follow a leader without a majority.
         let synced = self.client.call(match owner {
             Some(_) => Request::commit(self.layout.root()),
             None => Request::sync("/"),
@@ -189,7 +189,7 @@ impl Store for Zookeeper {
 
     async fn delete(&self, entries: &[Stored]) -> Outcome<bool> {
         let deletion = |entry: &Stored| {
-            // Each search for its end writes a kept entry.
+            // Any version: a kept entry is written again whenever its end is checked.
             let is_kept = Child::is_kept(&entry.id);
             let version = if is_kept { UNKNOWN } else { entry.version };
             Request::delete(&self.path(entry), version as i32)
@@ -234,7 +234,7 @@ impl Store for Zookeeper {
     }
 
     /// The token of a state that has the entry and is not older than the one of the mirror, so it is the oldest one in it. Another
-    /// member may lag behind that.
+    /// server may lag behind that.
     async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>> {
         let reads = [self.path(entry), self.layout.folder(&entry.name)].map(|path| Request::data(&path));
         let reply = self.client.call(Request::multi_read(&reads)).await;

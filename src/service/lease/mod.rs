@@ -68,9 +68,9 @@ struct State {
     acquired_at: Moment,
     /// The end of the lease by `max_hold`.
     max_hold_until: Option<Moment>,
-    /// The ttl that the caller asked for, where the store has no lease as long.
+    /// The ttl that the caller asked for, if it is longer than the longest lease of the store.
     asked: Option<Ttl>,
-    /// The end of that ttl: the lease is renewed until then although renewal is off.
+    /// The end of that ttl, if renewal is off: the lease is renewed until then.
     asked_until: Option<Moment>,
     /// After an earlier release, the name stays busy until this moment (`min_hold`).
     min_hold_until: Option<Moment>,
@@ -213,7 +213,7 @@ impl Lease {
         state.min_hold_until = Some(state.acquired_at + min_hold);
     }
 
-    /// Returns the ttl of the next renewal, or the one that the caller asked for if the store has no lease as long.
+    /// Returns the ttl of the next renewal, or the one that the caller asked for if that is longer than the longest lease of the store.
     pub fn ttl(&self) -> Ttl {
         let state = self.state.lock();
         state.asked.unwrap_or(state.ttl)

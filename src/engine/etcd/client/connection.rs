@@ -31,9 +31,9 @@ pub(in crate::engine::etcd) struct Connection {
 pub(super) struct State {
     pub closed: CancellationToken,
     requests: watch::Sender<Requests>,
-    /// It was closed because the server did not answer.
+    /// Whether it was closed because the server did not answer.
     pub is_silent: AtomicBool,
-    /// A request has an answer.
+    /// Whether a request was answered.
     has_answered: AtomicBool,
 }
 

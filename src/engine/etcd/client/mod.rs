@@ -36,7 +36,7 @@ use crate::model::{Claim, OwnerToken};
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// The life of a connection after which the next one is opened without a delay.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
-/// The longest time for a connection, with its TLS handshake.
+/// The longest time for opening a connection, including its TLS handshake.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 const RANGE: &str = "/etcdserverpb.KV/Range";

@@ -119,7 +119,7 @@ async fn a_hand_off_is_short_until_it_is_renewed() {
     assert!(larger > fence);
 }
 
-/// Waiters that enter together have one revision. Their indexes are their order, also for other processes.
+/// Waiters that enter together are served in the order of the calls, also for other processes.
 #[tokio::test]
 async fn waiters_that_enter_together_keep_their_order() {
     let Some([a, b]) = engines().await else { return };

@@ -1,4 +1,4 @@
-//! `mongodb+srv`: the DNS has the servers of a name, and some options of the URL. The rules are those of MongoDB's specification "Initial
+//! `mongodb+srv`: the DNS has the servers of a name, and may have some options of the URL. The rules are those of MongoDB's specification "Initial
 //! DNS Seedlist Discovery".
 
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Srv {
         Ok(Some(this))
     }
 
-    /// Replaces the name by its servers, and adds the options that the DNS has and the URL has not.
+    /// Replaces the name by its servers, and adds the options of the DNS that the URL leaves out.
     ///
     /// # Errors
     /// The name cannot be resolved, or its records do not follow the rules.

@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::engine::entries::Failure;
 use crate::engine::entries::target::{Io, Server, Servers};
 
-/// The longest message of a server before the session is open.
+/// The longest message of a server before the session is open, in bytes.
 const MAX_GREETING: usize = 4096;
 
 /// A session as it is moved to another connection.

@@ -1,7 +1,7 @@
 //! Until when the session certainly lasts.
 //!
 //! # Behavior
-//! Only a leader ends a session: `timeout` after it has recorded that the session was alive. That has two sides.
+//! Only a leader ends a session: `timeout` after it has recorded that the session was alive. Two leaders count.
 //!
 //! **The leader of this connection.** A follower answers reads from its own memory, and reports the sessions with a recent request in its
 //! answers to the leader's pings, which arrive every half tick. (A session lasts at least two ticks, so half a tick is at most a

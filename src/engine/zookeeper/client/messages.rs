@@ -125,12 +125,12 @@ impl Request {
         Self::new(op::GET_CHILDREN, Writer::default().text(path).flag(false))
     }
 
-    /// Waits until the member has applied everything that the leader had committed.
+    /// Waits until the server has applied everything that the leader had committed.
     pub(in super::super) fn sync(path: &str) -> Self {
         Self::new(op::SYNC, Writer::default().text(path))
     }
 
-    /// Changes nothing, by a step that a majority of the members commits. Needs the permission to read the node.
+    /// Changes nothing, by a step that a majority of the servers commits. Needs the permission to read the node.
     pub(in super::super) fn commit(path: &str) -> Self {
         let check = Self::new(op::CHECK, Writer::default().text(path).int(-1));
         Self::multi(&[check])
@@ -173,7 +173,7 @@ impl Request {
         Self::new(op::CLOSE, Writer::default())
     }
 
-    /// Whether only a majority of the members can execute it.
+    /// Whether only a majority of the servers can execute it.
     pub(super) fn is_commit(&self) -> bool {
         self.op == op::MULTI
     }

@@ -30,7 +30,7 @@ use super::super::entries::Failure as ConnectFailure;
 use crate::clock::Moment;
 use crate::engine::entries::target::Servers;
 
-/// The longest request. A server closes the connection for a longer one (`jute.maxbuffer`, 1 MiB by default).
+/// The longest request, in bytes. A server closes the connection for a longer one (`jute.maxbuffer`, 1 MiB by default).
 pub(super) const MAX_REQUEST: usize = 1_000_000;
 
 /// Why a request failed.

@@ -18,11 +18,11 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::entries::target::{Io, Server};
 
-/// The longest message of a server that is kept: that of the children of a node with some 200 000 of them.
+/// The longest message of a server that is kept, in bytes: that of the children of a node with some 200 000 of them.
 const MAX_REPLY: usize = 16 << 20;
 /// The length of the number, the zxid and the code of a message.
 const HEAD: usize = 16;
-/// The room for a read.
+/// The least room for a read, in bytes.
 const IN_SIZE: usize = 16 << 10;
 const UNEXPECTED: &str = "the server sent a message that is not one of ZooKeeper's protocol";
 /// How many bytes are encoded before they are written.
@@ -50,7 +50,7 @@ fn fail_queued(shared: &Shared, failure: &Failure) {
 
 impl Session {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        // All processes of a service would use the first server of their common list.
+        // Otherwise all processes would use the first server of their common list.
         let next_server = fastrand::usize(..shared.servers.list.len());
         Session {
             shared,
@@ -59,7 +59,7 @@ impl Session {
         }
     }
 
-    /// Keeps the client's connection, `first` at first, until the client is closed.
+    /// Keeps a connection open until the client is closed, beginning with `first`.
     pub(super) async fn run(mut self, first: Connection) {
         let (shared, mut backoff) = (self.shared.clone(), RECONNECT);
         let mut opened = Ok(first);
@@ -193,11 +193,11 @@ async fn write(writer: &mut WriteHalf<Box<dyn Io>>, out: &mut BytesMut) -> io::R
     writer.flush().await
 }
 
-/// The bytes of a server.
+/// The bytes that were received from a server.
 #[derive(Default)]
 struct Input {
     bytes: BytesMut,
-    /// The number of bytes of a message that was cut that have not arrived yet.
+    /// How many bytes of a message that was cut have not arrived yet.
     rest: usize,
 }
 
@@ -270,7 +270,7 @@ impl Link<'_> {
             }
             let now = Instant::now();
             if now > timer + self.silence / 4 {
-                // This process stood still: the server has had no time to answer.
+                // This process was suspended: the server has had no time to answer.
                 self.last_heard = now;
             }
             if now >= self.next_sync {

@@ -57,7 +57,7 @@ async fn a_session_that_ends_takes_its_locks_with_it() {
     );
 }
 
-/// A connection that breaks moves the session: locks and places stay.
+/// A connection that breaks moves the session: locks and positions stay.
 #[tokio::test]
 async fn a_session_moves_to_another_connection() {
     let Some(url) = url() else { return };

@@ -66,7 +66,7 @@ async fn a_hand_off_that_is_not_taken_ends() {
     woken(&mut of_hung).await;
 }
 
-/// The place of a transferred lock, and of one that is kept, is never free for the waiters behind it.
+/// A transferred or kept lock never leaves its name free for the waiters after it.
 #[tokio::test]
 async fn a_transfer_grants_nothing_to_the_waiters() {
     let Some(url) = url() else { return };
