@@ -7,9 +7,9 @@
 //!
 //! With a new leader of the members, the time of all etcd leases starts again. A deposed leader that was suspended and continues does not
 //! know the requests to the new one, and revokes etcd leases that seem expired to it (etcd issue 15247; also with etcd 3.5.30). It may also
-//! answer requests that the new leader does not know. So **a request counts only in the term in which its etcd lease was granted**: a read that a majority
-//! confirms must show that term after the answer. In a later term entries get new etcd leases, which the deposed leader learns
-//! together with its deposition.
+//! answer requests that the new leader does not know. So **a request counts only in the term in which its etcd lease was granted**: a
+//! read that a majority confirms must show that term after the answer. In a later term entries get new etcd leases, which the deposed
+//! leader learns together with its deposition.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
