@@ -22,7 +22,7 @@ pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
     acquire(&s.b, &claim(&["n", "m"], SHORT)).await;
 }
 
-/// On etcd and ZooKeeper both names may depend on one session or etcd lease, which the second release must extend.
+/// The time of each name begins with its own release, also where the locks of a process share a session or an etcd lease.
 pub(crate) async fn a_name_stays_busy_from_its_own_release(s: Stores) {
     const KEEP: Duration = Duration::from_secs(2);
     let [first, second] = ["first", "second"].map(|name| claim(&[name], LONG));

@@ -14,7 +14,7 @@ pub(in crate::engine) const UNKNOWN: i64 = -1;
 /// The data of an entry, as JSON.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(in crate::engine) struct Record {
-    /// The owner token, if it is not the one in the key of the entry.
+    /// The owner token, if it is not the one in the id of the entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Whether it belongs to a claim of several names that does not hold all of them yet.
