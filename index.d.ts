@@ -37,9 +37,9 @@ export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOS
 export interface AcquireOptions {
   /**
    * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
-   * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis, PostgreSQL, MySQL
-   * and a MongoDB replica set a hand-off grants a waiter at most the first 4.5 s; a renewal extends the lease to `ttlMs` some 10 to 50 ms
-   * later, on MySQL after the poll that reads the grant.
+   * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). A hand-off grants a waiter at
+   * most the first 4.5 s (MongoDB replica set, etcd, ZooKeeper: 2 s); a renewal extends the lease to `ttlMs` some 10 to 50 ms later, on MySQL
+   * after the poll that reads the grant. ZooKeeper: half of `sessionTimeoutMs` at most, then a renewal.
    * @default 30000
    */
   ttlMs?: Duration | undefined
@@ -197,7 +197,7 @@ export interface TlsOptions {
   certFile?: string | undefined
   /** The client's private key, as PEM text. Without it, the key is expected together with the certificate. */
   key?: string | undefined
-  /** The path of the file with `key` (Redis, PostgreSQL, MySQL, etcd). */
+  /** The path of the file with `key` (Redis, PostgreSQL, MySQL, etcd, ZooKeeper). */
   keyFile?: string | undefined
   /**
    * The host name in the certificate of the server, if it is not the host of the URL (Redis). Sentinels are expected to have it as well.
@@ -241,11 +241,11 @@ export interface ConnectOptions {
    * @default 0
    */
   database?: number | undefined
-  /** The user name for Redis, MongoDB, PostgreSQL, MySQL or etcd. The URL must not have a login then. */
+  /** The user name for Redis, MongoDB, PostgreSQL, MySQL, etcd or ZooKeeper. The URL must not have a login then. */
   username?: string | undefined
   /**
-   * The password for Redis, MongoDB, PostgreSQL, MySQL or etcd, not percent-encoded; for Redis and PostgreSQL also a function that returns
-   * it, which is called like `credentials`. The URL may have the user name.
+   * The password for Redis, MongoDB, PostgreSQL, MySQL, etcd or ZooKeeper, not percent-encoded; for Redis and PostgreSQL also a function
+   * that returns it, which is called like `credentials`. The URL may have the user name.
    */
   password?: string | (() => string | Promise<string>) | undefined
   /**
@@ -311,7 +311,8 @@ export interface ConnectOptions {
    */
   maxConnections?: number | undefined
   /**
-   * ZooKeeper: how long the locks of a process that died stay busy; half of it is the longest lease. The server limits it (4 to 40 s).
+   * ZooKeeper: how long the locks of a process that died stay busy; half of it is the longest lease without a renewal. The server limits
+   * it, by default to 4 to 40 s.
    * @default 10000
    */
   sessionTimeoutMs?: Duration | undefined
@@ -432,14 +433,14 @@ export type LockEvent =
 export interface Holder {
   readonly host: string
   readonly pid: number
-  /** The time of the grant, by the store's clock. */
+  /** The time of the grant, by the store's clock (etcd: that of the holder). */
   readonly since: Date
 }
 
 /** The state of a held lock. `JSON.stringify` writes the fencing token as decimal text. */
 export interface LockInfo {
   readonly name: string
-  /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
+  /** The rest of the lease in milliseconds (etcd, ZooKeeper: its ttl). `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
   /**
    * The fencing token; `null` if another tool holds the name. A holder writes it after the grant, on a MongoDB replica set after 50 to
@@ -562,9 +563,8 @@ export declare class Lock implements AsyncDisposable {
   get fencingToken(): bigint;
   /**
    * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
-   * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 to 50 ms after a wait on Redis, PostgreSQL,
-   * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
-   * renewal.
+   * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 to 50 ms after a wait it is at most 4500
+   * (MongoDB replica set, etcd, ZooKeeper: 2000), until a renewal extends the lease to its ttl. `extend()` waits for that renewal.
    */
   get remainingMs(): number;
   /** Whether the lease is held: `remainingMs` is not 0. Computed at each read, so also right after the process was suspended. */

@@ -67,7 +67,7 @@ withMongod('records that are missing or against the rules are an error that name
     ['127.0.0.1', server.port],
     ['localhost', server.port],
   ]
-  const why = of('the SRV record of the server "localhost" is not one of the domain "0.0.1"')
+  const why = of('an SRV record names the server "localhost", which is outside the domain "0.0.1"')
   await assertConnectFails(urlOf(), { retryable: true, why })
   // A name without a record of the type, and a name that does not exist.
   dns.srv[RECORD] = []

@@ -527,9 +527,8 @@ class Lock {
     }
     /**
      * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in the
-     * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 to 50 ms after a wait on Redis, PostgreSQL,
-     * MySQL or a MongoDB replica set it is at most 4500, until a renewal extends the lease to its ttl. `extend()` waits for that
-     * renewal.
+     * store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 to 50 ms after a wait it is at most 4500
+     * (MongoDB replica set, etcd, ZooKeeper: 2000), until a renewal extends the lease to its ttl. `extend()` waits for that renewal.
      */
     get remainingMs() {
         return native.remainingMs(this.#id);

@@ -21,7 +21,7 @@ const LIBRARY = LIBRARIES[process.platform] ?? 'libholdfast.so'
 // saves another 5 %.
 const PART_MS = 1500
 /** The maximum size of an addon with a profile, in MiB. Without a profile an addon is about 1 MiB larger. */
-const LARGEST_MIB = 14.7
+const LARGEST_MIB = 14.2
 
 requireRust()
 const rustc = Object.fromEntries(

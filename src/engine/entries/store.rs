@@ -58,7 +58,7 @@ impl Failure {
 
     /// Returns the failure of an operation whose entries other calls change all the time.
     pub(super) fn contended() -> Self {
-        Failure::sent("other calls change the lock all the time")
+        Failure::sent("too many other calls change this lock at the same time")
     }
 
     pub(in crate::engine) fn of(self, store: &'static str, op: &'static str) -> EngineError {

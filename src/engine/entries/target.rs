@@ -168,7 +168,7 @@ impl Server {
         let stream = connecting.await.map_err(|error| of_tls(&error))?;
         match protocol {
             Some(protocol) if stream.get_ref().1.alpn_protocol() != Some(protocol.as_bytes()) => Err(wrong(format!(
-                "the server has TLS without {protocol}: it is another program"
+                "the server does not offer {protocol} with TLS: it is not etcd 3.4 or later"
             ))),
             _ => Ok(Box::new(stream)),
         }
@@ -188,9 +188,7 @@ fn of_tls(error: &io::Error) -> Failure {
         Some(CertificateFault::OtherName) => "use the name in the certificate of the server as the host of the URL",
         Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
         None if matches!(tls, Some(rustls::Error::AlertReceived(_))) => NEEDS_CERTIFICATE,
-        None => {
-            "does this port use TLS (ZooKeeper's secureClientPort)? Without it the scheme of the URL has no \"s\" at its end"
-        }
+        None => "check that this port uses TLS (ZooKeeper: secureClientPort); without TLS use etcd:// or zookeeper://",
     };
     Failure::not_sent(format!("TLS failed: {error}; {advice}"), is_passing(error))
 }

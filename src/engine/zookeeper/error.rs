@@ -31,7 +31,7 @@ pub(super) fn failure(refusal: Refusal, address: &str) -> Failure {
                         some time after the last lock and the last waiter of the name";
             (true, at(text))
         }
-        Refusal::Closed => (false, "the connection is closed".to_owned()),
+        Refusal::Closed => (false, "the service is closed".to_owned()),
     };
     Failure {
         text,

@@ -289,9 +289,9 @@ impl Client {
     }
 }
 
-/// Connects to the first member that answers, beginning with the one at `first`, after a delay.
-async fn open(servers: Arc<Servers>, first: usize, delay: Duration) -> Outcome<Arc<Connection>> {
-    sleep(delay).await;
+/// Connects to the first member that answers, beginning with the one at `first`, after `pause`.
+async fn open(servers: Arc<Servers>, first: usize, pause: Duration) -> Outcome<Arc<Connection>> {
+    sleep(pause).await;
     let count = servers.list.len();
     let mut waiting = (0..count).filter_map(|index| servers.list.get((first % count + index) % count));
     let mut attempts = FuturesUnordered::new();
@@ -301,7 +301,13 @@ async fn open(servers: Arc<Servers>, first: usize, delay: Duration) -> Outcome<A
         if let Some(server) = waiting.next() {
             delay = ATTEMPT_DELAY;
             let opening = timeout(OPEN_TIMEOUT, Connection::open(server, servers.tls.as_ref(), count == 1));
-            let opening = opening.map(|opened| opened.unwrap_or_else(|_| Err(Status::Broken("no connection".into()))));
+            let late = |_| {
+                Err(Status::Broken(format!(
+                    "no connection within {} ms",
+                    OPEN_TIMEOUT.as_millis()
+                )))
+            };
+            let opening = opening.map(move |opened| opened.unwrap_or_else(late));
             attempts.push(opening.map_err(|status| Failure::not_sent(status, server.to_string())));
         }
         match timeout(delay, attempts.next()).await {

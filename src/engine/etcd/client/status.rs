@@ -141,7 +141,7 @@ impl Status {
         if of(&[INVALID_ARGUMENT], "user name is empty") {
             return Some("the server requires a login: put user:password@ into the URL");
         }
-        of(&[UNAVAILABLE], "no leader").then_some("the members need a majority that reach each other")
+        of(&[UNAVAILABLE], "no leader").then_some("a majority of the members must run and reach each other")
     }
 }
 

@@ -104,7 +104,7 @@ impl Srv {
             match above {
                 Some(label) if !label.is_empty() => Ok(ServerAddress::Tcp { host, port: Some(port) }),
                 _ => Err(format!(
-                    "the SRV record of the server {host:?} is not one of the domain {domain:?}"
+                    "an SRV record names the server {host:?}, which is outside the domain {domain:?}"
                 )),
             }
         };
