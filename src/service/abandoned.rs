@@ -61,8 +61,8 @@ pub(super) struct AbandonedClaim {
     claim: Claim,
     /// When the retries end.
     ends: Moment,
-    /// The names stay busy until this moment (`minHoldMs`).
-    min_hold_until: Option<Moment>,
+    /// The names stay busy until this moment (`minHoldMs`), for this owner if the lease has expired.
+    min_hold: Option<(Moment, OwnerToken)>,
     /// An attempt failed, and the store may still execute it: the release is repeated.
     doubtful: bool,
     /// The number of repeats that were scheduled. Zero: the store has not answered a release.
@@ -80,7 +80,7 @@ impl AbandonedClaim {
         AbandonedClaim {
             claim,
             ends,
-            min_hold_until: None,
+            min_hold: None,
             doubtful,
             repeats: 0,
             lease: None,
@@ -89,7 +89,7 @@ impl AbandonedClaim {
 
     /// Keeps the names busy until `until`.
     pub(super) fn min_hold_until(mut self, until: Option<Moment>) -> Self {
-        self.min_hold_until = until;
+        self.min_hold = until.map(|until| (until, OwnerToken::fresh()));
         self
     }
 
@@ -305,7 +305,7 @@ impl Shared {
     async fn release_batch(&self, batch: Vec<AbandonedClaim>) -> Vec<AbandonedClaim> {
         let mut answers: Vec<Option<Result<Released, EngineError>>> = batch.iter().map(|_| None).collect();
         let (kept, plain): (Vec<usize>, Vec<usize>) =
-            (0..batch.len()).partition(|index| batch[*index].min_hold_until.is_some());
+            (0..batch.len()).partition(|index| batch[*index].min_hold.is_some());
         let claims: Vec<Claim> = plain.iter().map(|index| batch[*index].claim.clone()).collect();
         let collected = Mutex::new(&mut answers);
         let collect = |index: usize, released| {
@@ -372,13 +372,13 @@ impl Shared {
     /// Releases a claim with a minimum hold. Makes its names busy again if the lease expired before this release, in an outage of the
     /// store. They are busy already if an earlier release was executed, and had no answer.
     async fn release_kept(&self, abandoned: &AbandonedClaim) -> Result<Released, EngineError> {
-        let claim = &abandoned.claim;
-        let keep = abandoned.min_hold_until.map_or(Duration::ZERO, Moment::remaining);
+        let (claim, min_hold) = (&abandoned.claim, abandoned.min_hold.as_ref());
+        let keep = min_hold.map_or(Duration::ZERO, |(until, _)| until.remaining());
         let released = self.engine.release(claim, keep).await?;
-        if released == Released::NotHeld && abandoned.repeats == 0 && !keep.is_zero() {
-            let ttl = Ttl::clamped(keep);
-            let hold = Claim::new(claim.keys(), OwnerToken::fresh(), ttl, claim.process.clone());
-            if let Acquired::Granted { .. } = self.engine.try_acquire(&hold).await? {
+        if let (Released::NotHeld, 0, Some((_, owner))) = (released, abandoned.repeats, min_hold) {
+            // An earlier attempt may have been executed: this one has its owner.
+            let hold = Claim::new(claim.keys(), owner.clone(), Ttl::clamped(keep), claim.process.clone());
+            if keep.is_zero() || matches!(self.engine.try_acquire(&hold).await?, Acquired::Granted { .. }) {
                 // On ZooKeeper, the lease ends with this process.
                 self.engine.release(&hold, keep).await?;
             }

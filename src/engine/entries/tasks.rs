@@ -163,10 +163,10 @@ impl Core {
                 if self.store.lasts_until(entry.session).is_none() {
                     break;
                 }
-                sleep(backoff.delay()).await;
                 deleted = self.delete_entry(owner, &entry).await;
-                if deleted.is_ok() {
-                    backoff.reset();
+                match deleted {
+                    Ok(()) => backoff.reset(),
+                    Err(_) => sleep(backoff.delay()).await,
                 }
             }
         }

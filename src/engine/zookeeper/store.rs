@@ -15,7 +15,7 @@ use super::nodes::is_done;
 use crate::clock::Moment;
 use crate::engine::ends::Ends;
 use crate::engine::entries::{Change, Failure, LocalEntries, Outcome, Record, Seen, Store, Stored, UNKNOWN};
-use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
+use crate::model::{Claim, Fence, Key, MAX_TTL, OwnerToken, Ttl};
 
 pub(super) const NAME: &str = "zookeeper";
 
@@ -230,7 +230,11 @@ impl Store for Zookeeper {
 
     fn lasts_until(&self, session: i64) -> Option<Moment> {
         let state = self.client.state();
-        (state.id == session).then_some(state.until)
+        match session {
+            // A kept entry lasts longer than all sessions. The client can delete it until it is closed.
+            0 => (state.id != 0).then_some(Moment::now() + MAX_TTL),
+            _ => (state.id == session).then_some(state.until),
+        }
     }
 
     /// The token of a state that has the entry and is not older than the one of the mirror, so it is the oldest one in it. Another

@@ -78,6 +78,31 @@ async fn a_doubtful_release_is_repeated_in_batches() {
     assert!(batches.len() <= 10, "{batches:?}");
 }
 
+/// A name whose lease expired in an outage is made busy again for the rest of its minimum hold. The store executes the attempt, and its answer
+/// is lost: the next one is of the same owner, so that no lease is left that nobody ends.
+#[tokio::test(start_paused = true)]
+async fn a_minimum_hold_that_begins_again_has_one_owner() {
+    let (engine, locks) = service();
+    let min_hold = AcquireOptions {
+        min_hold: ms(20_000),
+        ..options(1000, 0)
+    };
+    let lease = take(&locks, "n", min_hold).await;
+    engine.set(Fault::Refuse);
+    assert!(locks.release(&lease).await.is_err());
+    tokio::time::sleep(ms(2000)).await;
+    engine.owners.lock().unwrap().clear();
+    engine.set(Fault::LoseAttempts);
+    tokio::time::sleep(ms(2000)).await;
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(3000)).await;
+    let owners = std::mem::take(&mut *engine.owners.lock().unwrap());
+    assert!(owners.len() > 1 && owners.iter().all(|owner| *owner == owners[0]));
+    assert!(is_busy(&locks, "n").await);
+    tokio::time::sleep(ms(15_000)).await;
+    assert!(!is_busy(&locks, "n").await);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_close_releases_what_is_held_in_batches() {
     let (engine, locks) = service();

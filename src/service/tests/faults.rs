@@ -27,6 +27,8 @@ pub(super) enum Fault {
     RefuseSets,
     /// Executed, but the reply is lost.
     LoseReply,
+    /// The same of attempts. Everything else works.
+    LoseAttempts,
     /// Never answered, not executed.
     Hang,
     /// The next call is never answered and not executed. Later calls work.
@@ -63,6 +65,8 @@ pub(super) struct Faulty {
     /// Whether a hand-off is received after the end of its lease.
     pub(super) hands_off_late: AtomicBool,
     pub(super) attempts: AtomicU32,
+    /// The owners of attempts.
+    pub(super) owners: Mutex<Vec<OwnerToken>>,
     /// Number of attempts without an answer, and its maximum.
     concurrent: AtomicU32,
     pub(super) max_concurrent: AtomicU32,
@@ -99,6 +103,7 @@ impl Faulty {
             hands_off: AtomicBool::new(false),
             hands_off_late: AtomicBool::new(false),
             attempts: AtomicU32::new(0),
+            owners: Mutex::default(),
             concurrent: AtomicU32::new(0),
             max_concurrent: AtomicU32::new(0),
             release_batches: Mutex::default(),
@@ -163,7 +168,8 @@ impl Faulty {
             }
             Fault::Late(_) => Err(EngineError::new("faulty", op, true, "the connection broke")),
             Fault::Fatal => Err(EngineError::new("faulty", op, false, "wrong password")),
-            Fault::LoseReply => {
+            Fault::LoseAttempts if op != "acquire" => call.await,
+            Fault::LoseReply | Fault::LoseAttempts => {
                 call.await?;
                 Err(EngineError::new("faulty", op, true, "the reply was lost"))
             }
@@ -216,6 +222,7 @@ impl Engine for Faulty {
             return Err(EngineError::new("faulty", "acquire", true, "refused").not_sent());
         }
         claim.mark_sent();
+        self.owners.lock().unwrap().push(claim.owner.clone());
         let _attempt = Attempt::begin(self);
         let mut claim = claim.clone();
         claim.waiting &= self.ordered();

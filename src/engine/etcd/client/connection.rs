@@ -187,7 +187,9 @@ impl Connection {
                     Err(Status::Broken("the server did not answer".into()))
                 }
                 answer => {
-                    sent.0.has_answered.fetch_or(answer.is_ok(), Relaxed);
+                    sent.0
+                        .has_answered
+                        .fetch_or(!matches!(answer, Err(Status::Broken(_))), Relaxed);
                     answer
                 }
             }

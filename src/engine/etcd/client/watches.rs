@@ -194,7 +194,9 @@ impl Client {
                 },
                 message = stream.next() => {
                     let message: WatchResponse = decoded(message?.ok_or_else(closed)?)?;
-                    let status = message.canceled.then(|| Status::cancelled(&message.cancel_reason));
+                    // Not the answer to a request to end a watch.
+                    let is_failed = message.canceled && (message.created || open.ids.contains_key(&message.id));
+                    let status = is_failed.then(|| Status::cancelled(&message.cancel_reason));
                     // The stream has the token with which it was opened.
                     let is_old = || token.is_some() && self.state.lock().token.as_ref() != token;
                     if let Some(status) = status.clone().filter(|status| status.needs_login() || is_old()) {
