@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
-use tokio::sync::{Mutex, watch};
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +30,8 @@ pub(super) const TOKEN_POLL: Duration = Duration::from_millis(20);
 pub(super) const TOKEN_POLLS: u32 = 25;
 /// The number of these reads for a page of a list.
 const PAGE_POLLS: u32 = 5;
+/// The maximum number of deletions that are repeated at the same time: a store may refuse them all.
+const MOST_REPEATS: usize = 16;
 /// The maximum number of tries of a verb: it begins again when an entry has changed since it was read.
 pub(super) const ROUNDS: usize = 16;
 
@@ -52,8 +55,8 @@ pub(super) struct Core {
     pub records: Ends<OwnerToken, ()>,
     /// The owners whose entries are deleted in the background.
     pub ending: watch::Sender<HashSet<OwnerToken>>,
-    /// Held during the retry of a deletion that the store refused: there is one retry at a time.
-    pub refused_deletions: Mutex<Backoff>,
+    /// For deletions that have failed, and the delays after them.
+    pub repeats: (Semaphore, Mutex<Backoff>),
     pub detector: OnceLock<Arc<StallDetector>>,
 }
 
@@ -90,7 +93,7 @@ impl EntryEngine {
             own: Ends::new(),
             records: Ends::new(),
             ending: watch::Sender::default(),
-            refused_deletions: Mutex::new(Backoff::for_store()),
+            repeats: (Semaphore::new(MOST_REPEATS), Mutex::new(Backoff::for_store())),
             detector: OnceLock::new(),
         });
         let tasks: [futures_util::future::BoxFuture<'static, ()>; 4] = [

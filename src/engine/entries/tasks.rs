@@ -158,15 +158,17 @@ impl Core {
             let mut deleted = self.delete_entry(owner, &entry).await;
             while let Err(failure) = deleted {
                 tracing::debug!(?failure, name = %entry.name, "an expired lock was not deleted");
-                // One after the other: a store that refuses deletions gets few of them.
-                let mut backoff = self.refused_deletions.lock().await;
+                let (permits, backoff) = &self.repeats;
+                let _permit = permits.acquire().await;
                 if self.store.lasts_until(entry.session).is_none() {
                     break;
                 }
                 deleted = self.delete_entry(owner, &entry).await;
-                match deleted {
-                    Ok(()) => backoff.reset(),
-                    Err(_) => sleep(backoff.delay()).await,
+                if deleted.is_ok() {
+                    backoff.lock().reset();
+                } else {
+                    let delay = backoff.lock().delay();
+                    sleep(delay).await;
                 }
             }
         }

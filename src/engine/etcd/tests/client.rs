@@ -403,8 +403,8 @@ async fn a_watch_that_is_cancelled_is_opened_again() {
         .expect("the watch was not opened again");
 }
 
-/// A full server refuses the deletions of locks that have ended. They are repeated one after the other, less and less often, until their
-/// etcd lease has expired.
+/// A full server refuses the deletions of locks that have ended. Some of them at a time are repeated, less and less often, until their etcd
+/// lease has expired.
 #[tokio::test]
 async fn deletions_that_fail_end_with_the_etcd_lease() {
     let (transactions, is_full) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
@@ -436,7 +436,7 @@ async fn deletions_that_fail_end_with_the_etcd_lease() {
     .await;
     let engine = opened(&format!("etcd://{address}"), "p/").await;
     for index in 0..100 {
-        let mut claim = leases::claim(&format!("n{index}"), Duration::from_millis(300));
+        let mut claim = leases::claim(&format!("n{index}"), Duration::from_millis(900));
         claim.waiting = false;
         let answer = engine.try_acquire(&claim).await.unwrap();
         assert!(matches!(answer, Acquired::Granted { .. }), "{answer:?}");
@@ -444,7 +444,7 @@ async fn deletions_that_fail_end_with_the_etcd_lease() {
     is_full.store(true, SeqCst);
     tokio::time::sleep(Duration::from_secs(4)).await;
     let before = transactions.load(SeqCst);
-    assert!((101..140).contains(&before), "{before} transactions for 100 locks");
+    assert!((50..400).contains(&before), "{before} transactions for 100 locks");
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(transactions.load(SeqCst), before, "the etcd lease has expired");
 }
