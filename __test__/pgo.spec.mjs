@@ -73,7 +73,7 @@ test('an addon that is too large is an error that has its size and the limit', a
     await truncate(addon, 14 * 2 ** 20)
     checkSize(addon)
     await truncate(addon, 14.5 * 2 ** 20)
-    assert.throws(() => checkSize(addon), /holdfast\.node has 14\.50 MiB.* at most 14 MiB/)
+    assert.throws(() => checkSize(addon), /holdfast\.node has 14\.50 MiB.* at most 14\.2 MiB/)
   } finally {
     await rm(folder, { recursive: true })
   }

@@ -15,7 +15,8 @@ import { top } from './cli/top.mjs'
 /** The options of all commands. The text before the first space is the argument; empty for a flag. */
 const COMMON = {
   url: 'URL  the store; default: HOLDFAST_URL, or the embedded store of this user',
-  'key-prefix': 'TEXT  the prefix of every name in the store; default: "lock:" on Redis, "holdfast/" on etcd, none elsewhere',
+  'key-prefix':
+    'TEXT  the prefix of every name in the store; default: "lock:" on Redis, "holdfast/" on etcd, none elsewhere',
   table: 'TEXT  the table in SQLite, PostgreSQL and MySQL; default: locks',
   collection: 'TEXT  the collection in MongoDB; default: locks',
   'ca-file': 'PATH  the PEM file of the certificate authority of the store, for TLS',

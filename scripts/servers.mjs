@@ -1,4 +1,4 @@
-// Starts Redis, MongoDB, PostgreSQL, MariaDB and etcd servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
+// Starts Redis, MongoDB, PostgreSQL, MariaDB, etcd and ZooKeeper servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
 // PATH or are fetched (servers-cli.mjs).
 //
 //   node scripts/servers.mjs fetch              fetches the missing binaries, and prints their paths

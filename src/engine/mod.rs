@@ -59,7 +59,13 @@ pub mod sql;
 ))]
 mod tls;
 mod tls_files;
-#[cfg(any(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
 mod url_options;
 mod warnings;
 #[cfg(feature = "zookeeper")]

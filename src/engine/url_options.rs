@@ -40,8 +40,10 @@ pub(super) fn unknown_option(name: &str, query: &str, known: &[&str]) -> String 
         _ if is_name => format!(": {name}"),
         _ => String::new(),
     };
-    let known = known.join(", ");
-    format!("a URL with an option that is not one of {known}, or that has an invalid value{shown}")
+    match known.join(", ").as_str() {
+        "" => format!("a URL with an option{shown}"),
+        known => format!("a URL with an option that is not one of {known}, or that has an invalid value{shown}"),
+    }
 }
 
 #[cfg(test)]

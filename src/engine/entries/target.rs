@@ -1,4 +1,4 @@
-//! URLs with several servers: `scheme://user:password@h1,h2:2379/path?option=value`, and the sockets of these servers.
+//! URLs with several servers: `scheme://user:password@h1,h2:2379/path`, and the sockets of these servers.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use tokio_rustls::TlsConnector;
 
 use super::store::Failure;
 use crate::engine::tls::{CertificateFault, Pem, Verified, client_config};
+use crate::engine::url_options::unknown_option;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::{LockError, is_passing};
 
@@ -67,7 +68,7 @@ pub(in crate::engine) struct Target<'u> {
     /// The path with its first slash, or an empty text, as it was written.
     pub path: &'u str,
     /// The options after the `?`, as they were written.
-    pub query: &'u str,
+    query: &'u str,
 }
 
 /// What a URL of one store must be like.
@@ -94,6 +95,9 @@ impl<'u> Target<'u> {
             .ok_or_else(|| rule.broken("a URL without \"//\""))?;
         let (has_tls, tls) = (scheme.ends_with('s'), &settings.tls);
         let mut target = Target::split(rest, rule.ports[usize::from(has_tls)]).map_err(|got| rule.broken(got))?;
+        if let Some((name, _)) = url::form_urlencoded::parse(target.query.as_bytes()).next() {
+            return Err(rule.broken(&unknown_option(&name, target.query, &[])));
+        }
         tls.reject_server_name("use a host of the URL that is in the server's certificate")?;
         if !has_tls && *tls != TlsFiles::default() {
             let rule = format!("must be absent for {scheme}:// ({scheme}s:// uses TLS)");
@@ -124,6 +128,7 @@ impl<'u> Target<'u> {
         let login = match login.map(|login| login.split_once(':')) {
             None => None,
             Some(None) => return Err("a URL with a user name and no password"),
+            Some(Some(("", _))) => return Err("a password without a user name"),
             Some(Some((user, password))) => Some((decoded(user)?, decoded(password)?)),
         };
         let mut list = Vec::new();

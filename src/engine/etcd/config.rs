@@ -2,7 +2,6 @@
 
 use crate::engine::Settings;
 use crate::engine::entries::target::{Rule, Servers, Target};
-use crate::engine::url_options::unknown_option;
 use crate::error::LockError;
 
 const RULE: Rule = Rule {
@@ -28,9 +27,6 @@ impl EtcdConfig {
         let target = Target::parse(url, settings, &RULE)?;
         if !matches!(target.path, "" | "/") {
             return Err(RULE.broken("a URL with a path (keyPrefix is the prefix of the keys)"));
-        }
-        if let Some((name, _)) = url::form_urlencoded::parse(target.query.as_bytes()).next() {
-            return Err(RULE.broken(&unknown_option(&name, target.query, &[])));
         }
         Ok(EtcdConfig {
             servers: target.servers,
@@ -66,8 +62,9 @@ mod tests {
         for (url, text) in [
             ("etcd:h", "without \"//\""),
             ("etcd://h/path", "keyPrefix"),
-            ("etcd://h?timeout=1", "timeout"),
+            ("etcd://h?timeout=1", "a URL with an option: timeout"),
             ("etcd://secret@h", "no password"),
+            ("etcd://:secret@h", "without a user name"),
         ] {
             let message = message(url, &plain);
             assert!(message.contains(text) && !message.contains("secret"), "{message}");

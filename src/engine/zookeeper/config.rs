@@ -32,9 +32,6 @@ impl ZookeeperConfig {
     /// `LOCK_INVALID_ARGUMENT` with `target`, `sessionTimeoutMs` or a TLS setting. No message contains a part of the URL.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
         let target = Target::parse(url, settings, &RULE)?;
-        if !target.query.is_empty() {
-            return Err(RULE.broken("a URL with an option"));
-        }
         let chroot = target.path.trim_end_matches('/');
         let of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
         let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.bytes().all(of_name);

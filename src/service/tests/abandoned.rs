@@ -79,7 +79,7 @@ async fn a_doubtful_release_is_repeated_in_batches() {
 }
 
 /// A name whose lease expired in an outage is made busy again for the rest of its minimum hold. The store executes the attempt, and its answer
-/// is lost: the next one is of the same owner, so that no lease is left that nobody ends.
+/// is lost: the next one is of the same owner, so that no lease is left without an end.
 #[tokio::test(start_paused = true)]
 async fn a_minimum_hold_that_begins_again_has_one_owner() {
     let (engine, locks) = service();
