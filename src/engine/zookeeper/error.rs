@@ -47,7 +47,7 @@ fn refused(code: i32, address: &str) -> (bool, String) {
         code::NO_AUTH => (
             false,
             "NoAuth",
-            "give the login of the URL the permissions create, read, write and delete on the path of the URL and below it",
+            "give the login of the URL the permissions create, read, write and delete on the path of the URL and below it, and check its password",
         ),
         code::INVALID_ACL => (false, "InvalidACL", "the server has not accepted the login of the URL"),
         code::AUTH_FAILED => (false, "AuthFailed", "check the user and the password of the URL"),
