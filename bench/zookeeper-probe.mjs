@@ -23,7 +23,8 @@ export class ZookeeperProbe {
 
   /** Counts requests. Resolves to a function that resolves to their number since then. */
   async count() {
-    const before = await this.#received()
+    // The server counts the question, too.
+    const before = (await this.#received()) + 1
     return async () => (await this.#received()) - before
   }
 
