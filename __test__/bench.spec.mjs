@@ -184,7 +184,7 @@ describe('npm run bench -- --quick', () => {
       reports = split(stdout, '#')
       sections = split(reports.Benchmark, '##')
     },
-    { timeout: 500_000 },
+    { timeout: 800_000 },
   )
   after(() => rm(folder, { recursive: true }))
 
