@@ -23,8 +23,8 @@ use crate::stall_detector::StallDetector;
 
 /// The maximum number of names of a claim: two operations for each of them in a step of at most 128 (etcd's `--max-txn-ops`).
 const MOST_NAMES: usize = 60;
-/// The number of names in one read of a list.
-const PAGE_SIZE: usize = 50;
+/// The number of names in one read of many names.
+pub(in crate::engine) const PAGE_SIZE: usize = 50;
 /// The time between two reads of a fencing token that is not written yet, and the number of these reads.
 pub(super) const TOKEN_POLL: Duration = Duration::from_millis(20);
 pub(super) const TOKEN_POLLS: u32 = 25;

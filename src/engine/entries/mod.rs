@@ -23,6 +23,8 @@ mod tasks;
 pub(in crate::engine) mod tests;
 
 pub(in crate::engine) use self::engine::EntryEngine;
+#[cfg(feature = "zookeeper")]
+pub(in crate::engine) use self::engine::PAGE_SIZE;
 pub(in crate::engine) use self::local::LocalEntries;
 #[cfg(feature = "zookeeper")]
 pub(in crate::engine) use self::mirror::Place;

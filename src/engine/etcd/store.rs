@@ -167,8 +167,8 @@ impl Store for Etcd {
             Some(_) => self.leases.get(Class::of(ttls.fold(ttl, Ttl::max))).await?,
             None => self.leases.get_kept(ttl).await?,
         };
-        let nobody = OwnerToken::fresh();
-        let owner = owner.unwrap_or(&nobody);
+        let fresh = OwnerToken::fresh();
+        let owner = owner.unwrap_or(&fresh);
         for entry in &mut entries {
             let is_first = *entry.id == *owner.as_str();
             if let Some(record) = &mut entry.record {

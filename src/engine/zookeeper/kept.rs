@@ -17,13 +17,11 @@ use super::layout::Child;
 use super::nodes::{ROUNDS, is_done};
 use super::store::Zookeeper;
 use crate::clock::Moment;
-use crate::engine::entries::{Record, Seen, Store, Stored};
+use crate::engine::entries::{PAGE_SIZE, Record, Seen, Store, Stored};
 use crate::model::{Key, OwnerToken, Ttl};
 
 /// The time until the next read after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// The number of names in one read.
-const PAGE_SIZE: usize = 50;
 
 /// Returns the entry that keeps a name busy.
 fn of_kept(seen: &mut Seen) -> Option<&mut Stored> {

@@ -20,6 +20,15 @@ const UNAVAILABLE: u32 = 14;
 const DATA_LOSS: u32 = 15;
 const UNAUTHENTICATED: u32 = 16;
 
+/// The refusals of a login whose token has expired, or whose users have changed since. (The last one is that of etcd 3.5.1.)
+const OLD_LOGIN: [(u32, &str); 3] = [
+    (UNAUTHENTICATED, "token"),
+    (INVALID_ARGUMENT, "revision of auth store is old"),
+    (UNKNOWN, "revision in header is old"),
+];
+/// The refusal of a request without a login.
+const NO_LOGIN: (u32, &str) = (INVALID_ARGUMENT, "user name is empty");
+
 /// The failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine::etcd) enum Status {
@@ -39,13 +48,10 @@ impl Status {
 
     /// Returns the failure of a watch that the server has cancelled.
     pub(in crate::engine::etcd) fn cancelled(reason: &str) -> Self {
-        let is = |text| reason.contains(text);
-        let code = match () {
-            () if is("token") => UNAUTHENTICATED,
-            () if is("auth store is old") || is("user name is empty") => INVALID_ARGUMENT,
-            () if is("in header is old") => UNKNOWN,
-            () => ABORTED,
-        };
+        let mut refusals = OLD_LOGIN.iter().chain([&NO_LOGIN]);
+        let code = refusals
+            .find(|(_, text)| reason.contains(text))
+            .map_or(ABORTED, |(code, _)| *code);
         Status::Etcd {
             code,
             message: format!(
@@ -76,15 +82,12 @@ impl Status {
 
     /// Whether the token of the login has expired, or the users have changed since.
     fn has_old_token(&self) -> bool {
-        self.is(&[UNAUTHENTICATED], "token")
-            || self.is(&[INVALID_ARGUMENT], "revision of auth store is old")
-            // etcd 3.5.1.
-            || self.is(&[UNKNOWN], "revision in header is old")
+        OLD_LOGIN.iter().any(|(code, text)| self.is(&[*code], text))
     }
 
     /// Whether a new login may help: also where the server had no users at the last one.
     pub(super) fn needs_login(&self) -> bool {
-        self.has_old_token() || self.is(&[INVALID_ARGUMENT], "user name is empty")
+        self.has_old_token() || self.is(&[NO_LOGIN.0], NO_LOGIN.1)
     }
 
     /// Whether the server has no users, so that a login is not possible and not needed.
@@ -138,7 +141,7 @@ impl Status {
         if of(&[INVALID_ARGUMENT], "authentication failed") {
             return Some("check the user name and the password; in a URL, special characters are percent-encoded");
         }
-        if of(&[INVALID_ARGUMENT], "user name is empty") {
+        if of(&[NO_LOGIN.0], NO_LOGIN.1) {
             return Some("the server requires a login: put user:password@ into the URL");
         }
         of(&[UNAVAILABLE], "no leader").then_some("a majority of the members must run and reach each other")

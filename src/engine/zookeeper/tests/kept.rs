@@ -17,6 +17,12 @@ async fn left(engine: &Opened, data: &[u8]) {
     assert_eq!(parts.parts().unwrap().len(), 2);
 }
 
+/// Deletes the empty folder of `n`.
+async fn remove_folder(engine: &Opened) {
+    let delete = Request::delete(&engine.store.layout.folder(&key("n")), -1);
+    engine.store.client.call(delete).await.unwrap();
+}
+
 fn record(ttl: u64) -> Record {
     Record {
         ttl,
@@ -56,12 +62,7 @@ async fn a_kept_name_whose_time_is_over_is_not_shown() {
             "{shown:?}"
         );
         assert!(!engine.force_release(&key("n")).await.unwrap());
-        engine
-            .store
-            .client
-            .call(Request::delete(&engine.store.layout.folder(&key("n")), -1))
-            .await
-            .unwrap();
+        remove_folder(&engine).await;
     }
 }
 
@@ -79,12 +80,7 @@ async fn a_kept_name_without_an_end_stays_until_it_is_released() {
         assert!(engine.force_release(&key("n")).await.unwrap());
         handed_off(&mut subscription).await;
         assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
-        engine
-            .store
-            .client
-            .call(Request::delete(&engine.store.layout.folder(&key("n")), -1))
-            .await
-            .unwrap();
+        remove_folder(&engine).await;
     }
 }
 
