@@ -30,6 +30,15 @@ describe('arguments of connect', () => {
     ],
     'a MongoDB host and port': [['db.example:27017'], /did you mean mongodb:\/\/HOST:27017\?/],
     'a PostgreSQL host and port': [['db.example:5432'], /did you mean postgres:\/\/HOST:5432\/DATABASE\?/],
+    'a list of hosts as in ZooKeeper': [
+      ['one:2181,two:2181/locks'],
+      /without a scheme \(did you mean zookeeper:\/\/HOST:2181\?\)$/,
+    ],
+    'an endpoint of etcd': [['http://127.0.0.1:2379'], /the scheme of HTTP \(did you mean etcd:\/\/HOST:2379\?\)$/],
+    'a list of URLs of etcd': [
+      [['etcd://one', 'etcd://two', 'etcd://three']],
+      /^target must be one URL \(etcd, ZooKeeper and MongoDB: with all hosts, scheme:\/\/h1,h2,h3\)/,
+    ],
     'a MySQL host and port': [['db.example:3306'], /did you mean mysql:\/\/HOST:3306\/DATABASE\?/],
     'listenUrl for Redis': [
       ['redis://h', { listenUrl: 'redis://:secret@h' }],

@@ -98,7 +98,7 @@ faults('mysql', {
           const before = await read('Innodb_deadlocks')
           // A call waits for 1 s at most: a slow machine may miss it.
           for (let round = 0; round < 10 && deadlocks === 0; round++) {
-            // The server ends the transaction that has changed less.
+            // The server ends the transaction that has changed less: the call, or a release that the engine retries, or both.
             await run(
               "BEGIN; INSERT INTO heavy SELECT seq FROM seq_1_to_500; SELECT 1 FROM locks WHERE name = 'n1' FOR UPDATE",
             )
@@ -112,7 +112,7 @@ faults('mysql', {
             assert.equal(await (await call).release(), true)
           }
         })
-        assert.equal(deadlocks, 1)
+        assert.ok(deadlocks > 0)
         await run('DROP TABLE heavy')
       })
     })

@@ -20,6 +20,8 @@ const COMMON = {
   table: 'TEXT  the table in SQLite, PostgreSQL and MySQL; default: locks',
   collection: 'TEXT  the collection in MongoDB; default: locks',
   'ca-file': 'PATH  the PEM file of the certificate authority of the store, for TLS',
+  'cert-file': 'PATH  the PEM file of the client certificate, for a store that requires one',
+  'key-file': 'PATH  the PEM file of the private key of --cert-file',
   help: ' shows this text',
 }
 const JSON_OPTION = ' one JSON value per line'

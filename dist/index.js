@@ -288,7 +288,7 @@ function warnIfLong(option, value, ms) {
     if (warned.long || (ms <= DAY_MS && !isProbablyMs))
         return;
     warned.long = true;
-    const risk = 'If the process of the holder ends without a release, the name stays busy for that long.';
+    const risk = 'If the process of the holder ends without a release, the name stays busy for that long (ZooKeeper: for its session timeout).';
     warnOfTtl(option, value, ms, 1 / 1000, risk);
 }
 // One warning of each kind per process.
@@ -1688,7 +1688,7 @@ function urlOf(value) {
     const url = text('target', isObject(value) ? value['href'] : value);
     if (url === '')
         throw invalid('target', `must be a URL ${EXAMPLE}`, '""');
-    const [, port] = /^[\w.-]+:(\d{1,5})(?:\/\d*)?$/.exec(url) ?? [];
+    const [, http, port] = /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|(?:,[\w.-]+:\d+)+(?:\/[\w./-]*)?)?$/.exec(url) ?? [];
     if (port !== undefined && !url.startsWith('memory:')) {
         const known = {
             2379: 'etcd://HOST:2379',
@@ -1698,7 +1698,8 @@ function urlOf(value) {
             5432: 'postgres://HOST:5432/DATABASE',
         };
         const meant = known[port] ?? 'redis://HOST:PORT';
-        throw invalid('target', `must be a URL ${EXAMPLE}`, `a host and a port without a scheme (did you mean ${meant}?)`);
+        const got = http === undefined ? 'a host and a port without a scheme' : 'the scheme of HTTP';
+        throw invalid('target', `must be a URL ${EXAMPLE}`, `${got} (did you mean ${meant}?)`);
     }
     if (/,\s*(redis|valkey)\w*(\+\w+)?:\/\//.test(url)) {
         const rule = "must be an array for several servers: ['redis://A', 'redis://B', 'redis://C']";

@@ -321,7 +321,7 @@ function urlsOf(target: unknown): string[] {
 function urlOf(value: unknown): string {
   const url = text('target', isObject(value) ? value['href'] : value)
   if (url === '') throw invalid('target', `must be a URL ${EXAMPLE}`, '""')
-  const [, port] = /^[\w.-]+:(\d{1,5})(?:\/\d*)?$/.exec(url) ?? []
+  const [, http, port] = /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|(?:,[\w.-]+:\d+)+(?:\/[\w./-]*)?)?$/.exec(url) ?? []
   if (port !== undefined && !url.startsWith('memory:')) {
     const known: Record<string, string> = {
       2379: 'etcd://HOST:2379',
@@ -331,7 +331,8 @@ function urlOf(value: unknown): string {
       5432: 'postgres://HOST:5432/DATABASE',
     }
     const meant = known[port] ?? 'redis://HOST:PORT'
-    throw invalid('target', `must be a URL ${EXAMPLE}`, `a host and a port without a scheme (did you mean ${meant}?)`)
+    const got = http === undefined ? 'a host and a port without a scheme' : 'the scheme of HTTP'
+    throw invalid('target', `must be a URL ${EXAMPLE}`, `${got} (did you mean ${meant}?)`)
   }
   if (/,\s*(redis|valkey)\w*(\+\w+)?:\/\//.test(url)) {
     const rule = "must be an array for several servers: ['redis://A', 'redis://B', 'redis://C']"

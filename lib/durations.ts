@@ -65,7 +65,8 @@ function warnIfLong(option: 'ttlMs' | 'ttlSeconds', value: unknown, ms: number):
   const isProbablyMs = option === 'ttlSeconds' && ms % 1_000_000 === 0 && ms % HOUR_MS !== 0
   if (warned.long || (ms <= DAY_MS && !isProbablyMs)) return
   warned.long = true
-  const risk = 'If the process of the holder ends without a release, the name stays busy for that long.'
+  const risk =
+    'If the process of the holder ends without a release, the name stays busy for that long (ZooKeeper: for its session timeout).'
   warnOfTtl(option, value, ms, 1 / 1000, risk)
 }
 

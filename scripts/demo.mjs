@@ -1,7 +1,7 @@
 // `npm run demo`: four processes compete for the 18:00 report, in three rounds. The holder of the second round is killed during
 // its job. The verdict at the end is computed from a record of all events.
 //
-//   HOLDFAST_URL=redis://…     uses this store (or mongodb://…, postgres://…, mysql://…); without it, the embedded store in a temporary folder
+//   HOLDFAST_URL=redis://…     uses this store (or mongodb://…, postgres://…, mysql://…, etcd://…, zookeeper://…); without it, the embedded store in a temporary folder
 //   HOLDFAST_DEMO_SABOTAGE=1   the processes ignore the lock, and the verdict must fail
 //   --no-build                 uses the existing addon
 import { randomBytes } from 'node:crypto'
@@ -62,6 +62,8 @@ screen.print(
   `Each acquires the lock (${TTL_MS / 1000} s, renewed), checks for the report, and makes it if it is missing.`,
 )
 screen.print('A late process finds the report, and does not make it again: after the first release the lock is free.')
+if (url.startsWith('zookeeper'))
+  screen.print('ZooKeeper ends the lock of a killed process with its session: after 10 s.')
 if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
 
 try {

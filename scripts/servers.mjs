@@ -1,5 +1,5 @@
-// Starts Redis, MongoDB, PostgreSQL, MariaDB, etcd and ZooKeeper servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
-// PATH or are fetched (servers-cli.mjs).
+// Starts Redis, MongoDB, PostgreSQL, MariaDB, etcd and ZooKeeper servers for the tests, each on a free port and in a separate temporary
+// folder. The binaries are on the PATH or are fetched (servers-cli.mjs).
 //
 //   node scripts/servers.mjs fetch              fetches the missing binaries, and prints their paths
 //   node scripts/servers.mjs run -- CMD ARGS…   starts the servers, and runs a command with their URLs in its environment

@@ -142,7 +142,7 @@ export const etcd = {
   errors: {
     full: /space exceeded.*etcdctl alarm disarm/,
     noTls: /TLS/,
-    onlyTls: /connect|connection|broke/,
+    onlyTls: /etcds:\/\//,
     wrongPassword: /user name and the password/,
     noLogin: /login/,
     otherPrefix: /permission/,

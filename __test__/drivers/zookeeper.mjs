@@ -138,7 +138,7 @@ export const zookeeper = {
     tooLong: /the list of the entries of .+ has more than 16 MiB/,
     full: /QuotaExceeded \(-125\): raise the quota/,
     noTls: /secureClientPort/,
-    onlyTls: /no session/,
+    onlyTls: /zookeepers:\/\//,
     wrongPassword: /NoAuth \(-102\): give the login of the URL the permissions/,
     noLogin: /NoAuth \(-102\): give the login of the URL the permissions/,
   },

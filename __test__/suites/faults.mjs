@@ -125,6 +125,27 @@ export function faults(driver) {
       },
     )
 
+    test('a waiter of the only server, which is suspended, rejects', async (connect) => {
+      const locks = await connect()
+      const waits = await connect({ storeTimeoutMs: 1000 })
+      const held = await locks.acquire('n', { ttlMs: 120_000 })
+      let isOver = false
+      const wait = rejects(waits.acquire('n', { waitMs: 60_000 }), 'LOCK_STORE', { retryable: true })
+      wait.finally(() => (isOver = true)).catch(() => {})
+      await until('the waiter', async () => (await inspectHeld(locks, 'n')).waiting === 1)
+      // Until its watch is open.
+      await sleep(1000)
+      server.pause()
+      // Without the time in which the test itself stands still.
+      let tookMs = 0
+      for (; !isOver; tookMs += 50) await sleep(50)
+      server.resume()
+      await wait
+      // The client of etcd notices it within 5 s. Another connection would be opened for 5 s.
+      assert.ok(tookMs < 7500, `after ${tookMs} ms`)
+      assert.equal(await held.release(), true)
+    })
+
     test('3000 waiters of two services are served one after the other', async (connect) => {
       // A service enters waiters of a name one after the other, each with a commit.
       const slow = { storeTimeoutMs: 100_000 }

@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import { certify, makeAuthority } from '../../scripts/certificates.mjs'
 import { LockService } from '../../index.js'
+import { cli } from '../cli.mjs'
 import { skip } from '../stores.mjs'
 import { rejects, sleep, until } from '../tools.mjs'
 
@@ -78,6 +79,9 @@ export function security(driver) {
       const text = (name) => readFileSync(file(name), 'utf8')
       await works(url, { tls: { ca: text('ca.crt'), cert: text('client.crt'), key: text('client.key') } })
       await fails(url, { tls }, /tls\.certFile/)
+      const files = ['--ca-file', file('ca.crt'), '--cert-file', file('client.crt'), '--key-file', file('client.key')]
+      const { code, stderr } = await cli('ls', '--url', url, ...files)
+      assert.equal(code, 0, stderr)
     })
 
     test('a URL with TLS for a port without it, and the reverse, are named in the error', async () => {

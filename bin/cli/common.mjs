@@ -56,9 +56,13 @@ export async function withLocks(values, body, signal) {
  * @param {Values} values
  * @returns {import('../../index.js').ConnectOptions}
  */
-function connectOptionsOf({ 'key-prefix': keyPrefix, table, collection, 'ca-file': caFile }) {
-  const given = Object.entries({ keyPrefix, table, collection }).filter(([, value]) => value !== undefined)
-  return { lazy: true, ...Object.fromEntries(given), ...(typeof caFile === 'string' ? { tls: { caFile } } : {}) }
+function connectOptionsOf(values) {
+  const given = (/** @type {Values} */ options) =>
+    Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined))
+  const { 'key-prefix': keyPrefix, table, collection } = values
+  const tls = given({ caFile: values['ca-file'], certFile: values['cert-file'], keyFile: values['key-file'] })
+  const hasTls = Object.keys(tls).length > 0
+  return { lazy: true, ...given({ keyPrefix, table, collection }), ...(hasTls ? { tls } : {}) }
 }
 
 /**

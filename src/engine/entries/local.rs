@@ -219,7 +219,6 @@ impl LocalEntries {
     }
 
     /// Reads the mirror of a name. `None`: its entries are not known.
-    #[cfg(feature = "zookeeper")]
     pub(in crate::engine) fn mirror<T>(&self, key: &Key, read: impl FnOnce(&Mirror) -> T) -> Option<T> {
         let state = self.state.lock();
         state.names.get(key)?.mirror.as_ref().map(|(_, mirror)| read(mirror))

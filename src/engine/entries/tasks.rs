@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{RECORD_DELAY, liveness, of_lease};
@@ -20,6 +20,8 @@ use crate::model::{Fence, Key, OwnerToken};
 
 /// The time until a fencing token that could not be written is written again.
 const RECORD_RETRY: Duration = Duration::from_millis(500);
+/// A watch that is not open after this time is one of a server that may be silent.
+const OPENING: Duration = Duration::from_millis(500);
 
 impl Core {
     /// Keeps the watches of names with waiters open.
@@ -47,7 +49,18 @@ impl Core {
     async fn watch(self: Arc<Self>, name: Key) {
         let mut backoff = Backoff::for_store();
         loop {
-            let failure = self.store.watch(&name).await;
+            let watching = self.store.watch(&name);
+            tokio::pin!(watching);
+            let failure = match timeout(OPENING, &mut watching).await {
+                Ok(failure) => failure,
+                Err(_) => {
+                    if self.local.mirror(&name, |_| ()).is_none() {
+                        // Attempts of the waiters report a server that is silent.
+                        self.local.wake_name(&name);
+                    }
+                    watching.await
+                }
+            };
             tracing::debug!(?failure, %name, "a watch was lost");
             if self.local.lost(&name) {
                 backoff.reset();

@@ -200,8 +200,12 @@ impl Connection {
     /// Adds what the reason may be if the connection broke before its first answer.
     pub(super) fn explained(&self, status: Status) -> Status {
         match status {
-            Status::Broken(text) if self.is_secure && !self.state.has_answered.load(Relaxed) => {
-                Status::Broken(format!("{text}; {NEEDS_CERTIFICATE}"))
+            Status::Broken(text) if !self.state.has_answered.load(Relaxed) && !self.state.is_silent.load(Relaxed) => {
+                let advice = match self.is_secure {
+                    true => NEEDS_CERTIFICATE,
+                    false => "the server may need TLS (etcds://), or be none of etcd: check the port",
+                };
+                Status::Broken(format!("{text}; {advice}"))
             }
             status => status,
         }

@@ -6,7 +6,8 @@ use crate::engine::Settings;
 use crate::engine::redis::config::RedisConfig;
 use crate::error::LockError;
 
-const RULE: &str = "must be one URL, or a list of redis:// and rediss:// URLs";
+const RULE: &str = "must be one URL (etcd, ZooKeeper and MongoDB: with all hosts, scheme://h1,h2,h3), or a list of redis:// and \
+                    rediss:// URLs";
 /// Two nodes are worse than one: every majority would need both, and the loss of either would stop everything.
 const MIN_NODES: usize = 3;
 /// A node has this part of the store timeout for an answer, so that a node that hangs costs little time, and the service

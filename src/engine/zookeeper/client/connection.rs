@@ -103,13 +103,13 @@ fn greeting(error: &io::Error, has_tls: bool) -> Failure {
     if error.kind() == io::ErrorKind::InvalidData {
         return no_zookeeper();
     }
-    let certificate = match has_tls {
+    let tls = match has_tls {
         // TLS 1.3: the server checks the client's certificate after the handshake of the client.
-        true => "require a client certificate (tls.certFile, tls.keyFile), ",
-        false => "",
+        true => "require a client certificate (tls.certFile, tls.keyFile)",
+        false => "need TLS (zookeepers://)",
     };
     let text = format!(
-        "the server opened no session ({error}): it may {certificate}have no quorum, have too many connections (maxClientCnxns), or \
+        "the server opened no session ({error}): it may {tls}, have no quorum, have too many connections (maxClientCnxns), or \
          have older data than this process has seen (a restored snapshot: restart the process)"
     );
     Failure::not_sent(text, true)
