@@ -18,8 +18,8 @@ function leaveOutSuccesses() {
 
 /** Tests of models keep the cores busy for minutes, which would delay the others: they run separately. */
 const MODELS = '::model::'
-/** The others wait for servers and leases most of the time: two threads per core. */
-const RUST_THREADS = 2 * availableParallelism()
+/** The others wait for servers and leases most of the time: three threads per core. */
+const RUST_THREADS = 3 * availableParallelism()
 
 /** Builds and runs all Rust tests. The environment is that of this process. Resolves to the counts of each part. */
 export async function rustTests() {
