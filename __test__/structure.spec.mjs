@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
+import { codeLines, problemsOfLines } from '../scripts/code-lines.mjs'
 import { checkStructure, circles, importGraph, problemsOf } from '../scripts/structure.mjs'
 
 test('the structure of src/ has no problem', () => {
@@ -31,4 +32,16 @@ test('large folders, long files and conditional compilation are found', () => {
   assert.match(problemsOf({ 'long.rs': 'x\n'.repeat(401) }).join(), /401 lines/)
   assert.match(problemsOf({ 'cfg.rs': '#[cfg(all(unix, test))]\n'.repeat(16) }).join(), /16 lines with cfg/)
   assert.deepEqual(problemsOf({ 'cfg.rs': '#[cfg(not(unix))]\n'.repeat(15), 'tests/long.rs': 'x\n'.repeat(401) }), [])
+})
+
+test('a code line more or less than the budget of its folder is found; comments, blank lines and tests are none', () => {
+  const rust =
+    '//! A module.\n\nuse a::b;\n\n/// A function.\nfn f() {}\n\n#[cfg(test)]\nmod tests {\n    fn g() {}\n}\n'
+  assert.equal(codeLines('a.rs', rust), 2)
+  assert.equal(codeLines('a.lua', '-- A script.\nreturn 1\n'), 1)
+  assert.equal(codeLines('a.ts', '/**\n * A value.\n */\nexport const a = 1 // one\n'), 1)
+  assert.deepEqual(problemsOfLines({ lib: 2 }, { lib: 2 }), [])
+  assert.match(problemsOfLines({ lib: 3 }, { lib: 2 }).join(), /^lib has 3 code lines, more than its budget of 2$/)
+  assert.match(problemsOfLines({ lib: 1 }, { lib: 2 }).join(), /^lib has 1 code lines: its budget of 2 is to fall/)
+  assert.match(problemsOfLines({ bin: 1 }, {}).join(), /^bin has 1 code lines, more than its budget of 0$/)
 })

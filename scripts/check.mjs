@@ -1,6 +1,7 @@
 // `npm run check`, which CI runs: format, lints, types, layers, structure, words, docs, generated files, the package, and then every test.
 import { readdirSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
+import { checkLines } from './code-lines.mjs'
 import { locateEtcd } from './etcd.mjs'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
@@ -79,6 +80,7 @@ await step('JavaScript: lints and types', async () => {
 })
 await step('layers', () => mustBeEmpty([...checkLayers('src'), ...checkSurface('lib')]))
 await step('structure', () => mustBeEmpty(checkStructure('src')))
+await step('code lines', () => mustBeEmpty(checkLines()))
 await step('words', () => mustBeEmpty(checkWords()))
 await step('file sizes, registry hosts and local paths', () => mustBeEmpty(checkFiles()))
 await step('generated files are up to date', async () => {
