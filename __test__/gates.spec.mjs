@@ -16,7 +16,7 @@ describe('npm run gates', () => {
   let folder, fast, slow
   before(async () => {
     folder = await mkdtemp(join(tmpdir(), 'holdfast-gates-'))
-    ;[fast, slow] = await Promise.all([addonOf('fast', 0), addonOf('slow', 30)])
+    ;[fast, slow] = await Promise.all([addonOf('fast', 0), addonOf('slow', 100)])
   })
   after(() => rm(folder, { recursive: true }))
 
