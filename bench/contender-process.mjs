@@ -15,7 +15,10 @@ export class Process {
   static async start(name, script, args, options = {}) {
     const started = new Process()
     started.name = name
-    const child = (started.#child = fork(fileURLToPath(new URL(script, import.meta.url)), args, options))
+    const child = (started.#child = fork(fileURLToPath(new URL(script, import.meta.url)), args, {
+      execArgv: [],
+      ...options,
+    }))
     started.#failure = new Promise((_, reject) => {
       child.once('exit', (code, signal) => reject(new Error(`${name} ended with ${code ?? signal}`)))
     })

@@ -74,7 +74,7 @@ export async function measureRows(names, sides, timing) {
   return results
 }
 
-const optionsOf = (env, execArgv = []) => ({ env: { ...process.env, ...env }, execArgv })
+const optionsOf = (env, more) => ({ env: { ...process.env, ...env }, ...more })
 
 /** Returns a function that measures pairs per second with a variant of holdfast, with new processes after half of the rounds. */
 const pairsBy =
@@ -121,7 +121,7 @@ async function leases({ target, sides }, [count], { rounds, ms }) {
   const holders = {}
   for (const side of SIDES) {
     const own = { ...target, keyPrefix: `${side}:` }
-    holders[side] = await startContender('holdfast', own, optionsOf(sides[side], ['--expose-gc']))
+    holders[side] = await startContender('holdfast', own, optionsOf(sides[side], { execArgv: ['--expose-gc'] }))
     await holders[side].ask({ what: 'hold', count, ttlMs: LEASE_TTL_MS })
   }
   await sleep(LEASE_TTL_MS)
