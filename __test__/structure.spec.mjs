@@ -21,15 +21,15 @@ test('each mutant can be planted, and its test exists', () => {
 test('a mutant with a line that does not occur once, or without its test, is found', () => {
   const [mutant] = readMutants(root)
   const spec = '__test__/memory.spec.mjs'
-  for (const [changed, problem] of [
-    [{ ...mutant, line: 'no such line' }, /occurs 0 times/],
-    [{ ...mutant, line: '}' }, /occurs \d+ times/],
-    [{ ...mutant, file: 'src/none.rs' }, /occurs 0 times/],
-    [{ ...mutant, test: 'engine::memory::tests::no_such_test' }, /no test engine::memory/],
-    [{ ...mutant, spec, test: String(Math.random()) }, /no test 0\./],
-    [{ ...mutant, spec: '__test__/none.spec.mjs' }, /no test/],
+  for (const { problem, ...change } of [
+    { line: 'no such line', problem: /occurs 0 times/ },
+    { line: '}', problem: /occurs \d+ times/ },
+    { file: 'src/none.rs', problem: /occurs 0 times/ },
+    { test: 'engine::memory::tests::no_such_test', problem: /no test engine::memory/ },
+    { spec, test: String(Math.random()), problem: /no test 0\./ },
+    { spec: '__test__/none.spec.mjs', problem: /no test/ },
   ]) {
-    const problems = checkMutants(root, [changed])
+    const problems = checkMutants(root, [{ ...mutant, ...change }])
     assert.equal(problems.length, 1)
     assert.match(problems[0], problem)
   }
