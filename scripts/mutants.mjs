@@ -40,7 +40,8 @@ function copyTree() {
     mkdirSync(dirname(copy), { recursive: true })
     writeFileSync(copy, content)
   }
-  for (const name of LINKED) if (!existsSync(join(tree, name))) symlinkSync(join(root, name), join(tree, name))
+  for (const name of LINKED.filter((name) => existsSync(join(root, name)) && !existsSync(join(tree, name))))
+    symlinkSync(join(root, name), join(tree, name))
   writeFileSync(list, JSON.stringify(sources))
 }
 
@@ -76,10 +77,12 @@ function buildNode() {
   const { code, output } = execute(process.execPath, ['scripts/build.mjs'])
   if (code !== 0) return output
   return ([{ spec = '', test }]) => {
-    const pattern = `--test-name-pattern=^${test.replace(/[^\w ]/g, '\\$&')}$`
-    const run = execute(process.execPath, ['--test', '--test-reporter=tap', pattern, spec], LONGEST_TEST_MS)
-    const count = (/** @type {string} */ name) => Number(new RegExp(`^# ${name} (\\d+)$`, 'm').exec(run.output)?.[1])
-    return { ...run, passed: count('pass'), failed: count('fail') }
+    const name = test.replace(/[^\w ]/g, '\\$&')
+    const args = ['--test', '--test-reporter=tap', `--test-name-pattern=^${name}$`, spec]
+    const run = execute(process.execPath, args, LONGEST_TEST_MS)
+    const count = (/** @type {string} */ start) =>
+      run.output.match(new RegExp(`^ *${start} \\d+ - ${name}$`, 'gm'))?.length ?? 0
+    return { ...run, passed: count('ok'), failed: count('not ok') }
   }
 }
 
@@ -126,11 +129,11 @@ const isSelected = (/** @type {Mutant} */ { name }) =>
   texts.length === 0 || texts.some((text) => name.toLowerCase().includes(text))
 const selected = readMutants(root).filter(isSelected)
 installDependencies()
-copyTree()
 process.env.HOLDFAST_SERVERS_DIR ||= serversDir()
 const servers = await testServers({ optional: !process.env.CI })
 Object.assign(process.env, servers.env)
 try {
+  copyTree()
   const [inNode, inRust] = [selected.filter(({ spec }) => spec), selected.filter(({ spec }) => !spec)]
   const survivors = tryOut(inRust, buildRust, true) + tryOut(inNode, buildNode, false)
   console.log(`${selected.length - survivors} of ${selected.length} mutants caught`)
