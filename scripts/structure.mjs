@@ -177,18 +177,21 @@ export const readMutants = (root) => JSON.parse(readFileSync(join(root, 'scripts
  * @param {Mutant[]} [mutants]
  */
 export function checkMutants(root, mutants = readMutants(root)) {
-  /** @param {string} text @param {string} folder */
-  const occurs = (text, folder) =>
-    spawnSync('git', ['grep', '--untracked', '-qF', text, '--', folder], { cwd: root }).status === 0
+  /** @param {string[]} texts @param {string} folder */
+  const occurs = (texts, folder) => {
+    const patterns = texts.flatMap((text) => ['-e', text])
+    return spawnSync('git', ['grep', '--untracked', '-qF', ...patterns, '--', folder], { cwd: root }).status === 0
+  }
   return mutants.flatMap(({ name, file, line, test, spec }) => {
     const path = join(root, file)
     const lines = existsSync(path) ? readFileSync(path, 'utf8').split('\n') : []
     const { length } = lines.filter((other) => other.trim() === line)
     // A test that runs on two servers has their name at its end.
     const [last, before] = test.split('::').reverse()
+    const known = /^(replica_set|standalone)$/.test(last) ? before : last
     const isKnown = spec
-      ? existsSync(join(root, spec)) && occurs(test, '__test__')
-      : occurs(`fn ${/^(replica_set|standalone)$/.test(last) ? before : last}(`, 'src')
+      ? existsSync(join(root, spec)) && occurs([test], '__test__')
+      : occurs([`fn ${known}(`, `fn ${known}<`], 'src')
     return [
       length !== 1 && `mutant "${name}": its line occurs ${length} times in ${file}, and not once`,
       !isKnown && `mutant "${name}": there is no test ${test}`,
