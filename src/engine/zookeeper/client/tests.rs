@@ -79,7 +79,13 @@ async fn answer_all(stream: &mut TcpStream, code: i32) -> std::io::Result<()> {
 
 async fn connect(list: Vec<Server>) -> Result<Client, ConnectFailure> {
     let (login, tls) = (None, None);
-    Client::connect(Servers { list, login, tls }, TIMEOUT).await
+    let servers = Servers {
+        list,
+        login,
+        tls,
+        store_timeout: TIMEOUT,
+    };
+    Client::connect(servers, TIMEOUT).await
 }
 
 #[tokio::test]
