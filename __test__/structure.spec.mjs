@@ -1,11 +1,39 @@
 // The structure check passes on this tree, and fails on each kind of problem.
 import assert from 'node:assert/strict'
+import { join } from 'node:path'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
-import { checkStructure, circles, importGraph, problemsOf } from '../scripts/structure.mjs'
+import { codeLines, problemsOfLines } from '../scripts/code-lines.mjs'
+import { checkMutants, checkStructure, circles, importGraph, problemsOf, readMutants } from '../scripts/structure.mjs'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
 
 test('the structure of src/ has no problem', () => {
-  assert.deepEqual(checkStructure(fileURLToPath(new URL('../src', import.meta.url))), [])
+  assert.deepEqual(checkStructure(join(root, 'src')), [])
+})
+
+test('each mutant can be planted, and its test exists', () => {
+  const mutants = readMutants(root)
+  assert.ok(mutants.length >= 20)
+  assert.equal(new Set(mutants.map(({ name }) => name)).size, mutants.length)
+  assert.deepEqual(checkMutants(root, mutants), [])
+})
+
+test('a mutant with a line that does not occur once, or without its test, is found', () => {
+  const [mutant] = readMutants(root)
+  const spec = '__test__/memory.spec.mjs'
+  for (const { problem, ...change } of [
+    { line: 'no such line', problem: /occurs 0 times/ },
+    { line: '}', problem: /occurs \d+ times/ },
+    { file: 'src/none.rs', problem: /occurs 0 times/ },
+    { test: 'engine::memory::tests::no_such_test', problem: /no test engine::memory/ },
+    { spec, test: String(Math.random()), problem: /no test 0\./ },
+    { spec: '__test__/none.spec.mjs', problem: /no test/ },
+  ]) {
+    const problems = checkMutants(root, [{ ...mutant, ...change }])
+    assert.equal(problems.length, 1)
+    assert.match(problems[0], problem)
+  }
 })
 
 test('a circle of three files is found, through every form of an import', () => {
@@ -31,4 +59,16 @@ test('large folders, long files and conditional compilation are found', () => {
   assert.match(problemsOf({ 'long.rs': 'x\n'.repeat(401) }).join(), /401 lines/)
   assert.match(problemsOf({ 'cfg.rs': '#[cfg(all(unix, test))]\n'.repeat(16) }).join(), /16 lines with cfg/)
   assert.deepEqual(problemsOf({ 'cfg.rs': '#[cfg(not(unix))]\n'.repeat(15), 'tests/long.rs': 'x\n'.repeat(401) }), [])
+})
+
+test('a code line more or less than the budget of its folder is found; comments, blank lines and tests are none', () => {
+  const rust =
+    '//! A module.\n\nuse a::b;\n\n/// A function.\nfn f() {}\n\n#[cfg(test)]\nmod tests {\n    fn g() {}\n}\n'
+  assert.equal(codeLines('a.rs', rust), 2)
+  assert.equal(codeLines('a.lua', '-- A script.\nreturn 1\n'), 1)
+  assert.equal(codeLines('a.ts', '/**\n * A value.\n */\nexport const a = 1 // one\n'), 1)
+  assert.deepEqual(problemsOfLines({ lib: 2 }, { lib: 2 }), [])
+  assert.match(problemsOfLines({ lib: 3 }, { lib: 2 }).join(), /^lib has 3 code lines, more than its budget of 2$/)
+  assert.match(problemsOfLines({ lib: 1 }, { lib: 2 }).join(), /^lib has 1 code lines: its budget of 2 is to fall/)
+  assert.match(problemsOfLines({ bin: 1 }, {}).join(), /^bin has 1 code lines, more than its budget of 0$/)
 })

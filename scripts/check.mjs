@@ -1,6 +1,7 @@
 // `npm run check`, which CI runs: format, lints, types, layers, structure, words, docs, generated files, the package, and then every test.
 import { readdirSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
+import { checkLines } from './code-lines.mjs'
 import { locateEtcd } from './etcd.mjs'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
@@ -9,7 +10,7 @@ import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './s
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
 import { run, step } from './steps.mjs'
-import { checkStructure } from './structure.mjs'
+import { checkMutants, checkStructure } from './structure.mjs'
 import { test } from './test.mjs'
 import { checkWords } from './words.mjs'
 import { locateZookeeper } from './zookeeper.mjs'
@@ -78,7 +79,8 @@ await step('JavaScript: lints and types', async () => {
     await tool(commandOf('typescript', 'tsc'), '-p', project)
 })
 await step('layers', () => mustBeEmpty([...checkLayers('src'), ...checkSurface('lib')]))
-await step('structure', () => mustBeEmpty(checkStructure('src')))
+await step('structure', () => mustBeEmpty([...checkStructure('src'), ...checkMutants('.')]))
+await step('code lines', () => mustBeEmpty(checkLines()))
 await step('words', () => mustBeEmpty(checkWords()))
 await step('file sizes, registry hosts and local paths', () => mustBeEmpty(checkFiles()))
 await step('generated files are up to date', async () => {

@@ -219,6 +219,28 @@ export function faults(driver) {
       assertNoneLost(locks)
     })
 
+    // ZooKeeper's servers answer reads from their own memory.
+    test('a member that lags behind shows no lock that was released elsewhere', async (connect) => {
+      const leader = await cluster.leader()
+      const late = [0, 1, 2].find((index) => index !== leader)
+      const connected = [late, leader].map((index) =>
+        connect({ ...driver.service, connectMs: 20_000 }, cluster.url(index)),
+      )
+      const [a, b] = await Promise.all(connected)
+      const lost = (lock) => rejects(lock.extend(10_000), 'LOCK_LOST')
+      for (const isGone of [
+        lost,
+        async () => assert.equal(await a.inspect('n'), null),
+        async () => assert.deepEqual(await a.list(), []),
+      ]) {
+        const lock = await a.acquire('n', { ttlMs: 10_000 })
+        cluster.delay?.(late, leader, 400)
+        assert.equal(await b.forceRelease('n'), true)
+        await isGone(lock)
+        await lost(lock)
+      }
+    })
+
     // The follower answers reads for some seconds more: with reads as evidence ZooKeeper had two holders for 8 s.
     test('a follower that is cut off from its leader holds no lock that the leader grants to another process', async (connect) => {
       const leader = await cluster.leader()
