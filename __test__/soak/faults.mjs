@@ -57,8 +57,9 @@ const zookeeperIsUp = ({ port }) => answers(modeOf(port), (mode) => mode !== und
 const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
 const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
 
-const single = (server, isUp) => ({
+const single = (server, isUp, options = {}) => ({
   target: server.url,
+  options,
   nodes: [server],
   isHealthy: () => isUp(server),
   stop: () => server.stop(),
@@ -125,7 +126,12 @@ const STORES = {
   postgres: async () => single(await startPostgres({ fsync: true }), isUp('postgres')),
   mysql: async () => single(await startMariadb({ fsync: true }), isUp('mysql')),
   etcd: async () => single(await startEtcd(), etcdIsUp),
-  zookeeper: async () => single(await startZookeeper({ options: ['-Dzookeeper.forceSync=yes'] }), zookeeperIsUp),
+  async zookeeper() {
+    const settings = { maxSessionTimeout: 60_000 }
+    const server = await startZookeeper({ options: ['-Dzookeeper.forceSync=yes'], settings })
+    // A lease lasts for half of a session, and so outlasts the stalls.
+    return single(server, zookeeperIsUp, { sessionTimeoutMs: 50_000 })
+  },
 }
 
 export const KINDS = Object.keys(STORES)

@@ -21,6 +21,8 @@ const LEFTOVER_MS = 1000
 const SLACK_MS = 500
 /** The longest lease of a name that several processes use. */
 const SHARED_TTL_MS = 5000
+/** How long a process that was killed may hold such a name, where that is longer than its lease. */
+const SHARED_AFTER_KILL_MS = { etcd: 10_000, zookeeper: 62_000 }
 /** The longest lease. */
 const LONGEST_TTL_MS = 30_000
 /** The queue positions of a killed process, and on MongoDB the documents of its expired leases, stay for a minute. */
@@ -71,6 +73,8 @@ class Soak {
   #killed = []
   #order = []
   #undoneUntil = 0
+  /** Whether a server has ended by itself. */
+  isOver = false
   /** Whether the fault of this round may have reverted releases. */
   #mayForget = false
   /** Names whose lease expired after that: an SQL table keeps their rows for an hour. */
@@ -134,6 +138,7 @@ class Soak {
       await this.#afterwards(facts)
     } catch (error) {
       this.violations.add(error.stack)
+      this.isOver = error.message.startsWith('the servers do not answer again')
       // The next round starts without the load and the locks of this one.
       for (const verb of ['rest', 'close']) await Promise.allSettled(this.workers.map((worker) => worker.ask(verb)))
     }
@@ -190,7 +195,8 @@ class Soak {
     const listed = await this.#all('rest')
     // Names of killed processes are free when their leases have expired.
     const lastKill = this.#killed.at(-1)?.at ?? 0
-    const freeAt = Math.max(lastKill + SHARED_TTL_MS + LEFTOVER_MS, this.#undoneUntil)
+    const heldMs = SHARED_AFTER_KILL_MS[this.kind] ?? SHARED_TTL_MS
+    const freeAt = Math.max(lastKill + heldMs + LEFTOVER_MS, this.#undoneUntil)
     await sleep(Math.max(0, freeAt - Date.now()))
     if (this.#mayForget) {
       this.#mayForget = false
@@ -281,7 +287,7 @@ async function soak(kind) {
   try {
     await run.start()
     const end = Date.now() + forSeconds * 1000
-    for (let number = 1; number === 1 || Date.now() < end; number++) {
+    for (let number = 1; !run.isOver && (number === 1 || Date.now() < end); number++) {
       await run.round(number)
       if (run.workers.some((worker) => worker.isUnresponsive))
         await Promise.all(run.workers.map((worker) => worker.replaceIfUnresponsive()))
