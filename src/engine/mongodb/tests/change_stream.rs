@@ -118,7 +118,9 @@ async fn a_stream_of_all_names_is_narrowed_when_few_are_waited_for() {
         for waiter in &waiters[1..] {
             theirs.release(waiter, Duration::ZERO).await.unwrap();
         }
-        eventually("the stream has one name", async || queue.covered_by_stream() == Some(1)).await;
+        // It may have been opened again while some of these were waited for, and covers up to 16 spare names.
+        let is_narrow = async || queue.covered_by_stream().is_some_and(|count| count <= 18);
+        eventually("the stream has few names", is_narrow).await;
     })
     .await;
 }
