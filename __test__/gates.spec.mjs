@@ -1,13 +1,14 @@
 // `npm run gates` without servers: its rows, its verdict, and a run with addons that only wait. The builds take too long for a test.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { judge, rowsOf } from '../bench/gates.mjs'
+import { stubAddon } from './stub-addon.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const { rows } = JSON.parse(await readFile(new URL('../bench/gates.json', import.meta.url), 'utf8'))
@@ -21,19 +22,8 @@ describe('npm run gates', () => {
   after(() => rm(folder, { recursive: true }))
 
   /** Writes an addon that grants everything after some milliseconds. */
-  async function addonOf(name, afterMs) {
-    const file = join(folder, `${name}.cjs`)
-    await writeFile(
-      file,
-      `const { setTimeout: sleep } = require('node:timers/promises')
-      exports.LockService = class { async acquire() { await sleep(${afterMs}); return 1 } setRunsJobs() {} async close() {} }
-      exports.connect = async () => new exports.LockService()
-      exports.release = async () => 'token 1 1000 true'
-      exports.finish = async () => null
-      exports.forget = () => null`,
-    )
-    return file
-  }
+  const addonOf = (name, afterMs) =>
+    stubAddon(folder, name, `await new Promise((done) => setTimeout(done, ${afterMs})); return 1`)
 
   const gates = (...args) =>
     promisify(execFile)(process.execPath, ['bench/gates.mjs', '--ms', '20', ...args], { cwd: root }).then(

@@ -2,12 +2,13 @@
 // what is measured. `npm test` has a short part of it (`__test__/bench.spec.mjs`). No test asserts speed.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
+import { stubAddon } from '../__test__/stub-addon.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const IOREDIS = [
@@ -346,22 +347,6 @@ describe('a contender that does not do what is measured', { concurrency: 2 }, ()
   before(async () => (folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))))
   after(() => rm(folder, { recursive: true }))
 
-  /** Writes an addon without a store. `acquire` is the code of its acquisitions, `release` that of its releases. */
-  async function addonOf(name, acquire, release = '') {
-    const file = join(folder, `${name}.cjs`)
-    const service = `acquire: async () => { ${acquire} }, acquireByName: async () => true, releaseByName: async () => true`
-    await writeFile(
-      file,
-      `exports.LockService = class {}
-      Object.assign(exports.LockService.prototype, { ${service}, setRunsJobs() {}, stats: () => '{"lost":0}', close: async () => {} })
-      exports.connect = async () => new exports.LockService()
-      exports.release = async (id) => { ${release}; return 'token 1 1000 true' }
-      exports.finish = async () => null
-      exports.forget = () => null`,
-    )
-    return file
-  }
-
   async function assertFails(part, addon, reason) {
     const env = { NAPI_RS_NATIVE_LIBRARY_PATH: addon }
     const failure = await bench(['--only', part, '--contenders', 'holdfast'], env).catch((error) => error)
@@ -397,22 +382,22 @@ describe('a contender that does not do what is measured', { concurrency: 2 }, ()
   }
   for (const [part, reason] of Object.entries(NO_LOCK)) {
     it(`it grants everything: ${part}`, { timeout: 120_000 }, async () => {
-      await assertFails(part, await addonOf(part, 'return 1'), reason)
+      await assertFails(part, await stubAddon(folder, part, 'return 1'), reason)
     })
   }
 
   it('it excludes callers of its own process only: handoff', { timeout: 120_000 }, async () => {
     const acquire =
       'const before = last; let end; last = new Promise((ended) => (end = ended)); await before; return ends.push(end)'
-    const addon = await addonOf('local', `${acquire}`, 'ends[id - 1]()')
-    await writeFile(addon, `const ends = []; let last; ${await readFile(addon, 'utf8')}`)
+    const more = { release: 'ends[id - 1]()', before: 'const ends = []; let last' }
+    const addon = await stubAddon(folder, 'local', acquire, more)
     await assertFails('handoff', addon, /holdfast: the lock had two holders/)
   })
 
   const busy = JSON.stringify({ code: 'LOCK_TIMEOUT', message: 'the name was busy', retryable: true, cause: null })
   for (const part of ['pairs', 'service']) {
     it(`it grants nothing: ${part}`, { timeout: 120_000 }, async () => {
-      const addon = await addonOf(`busy-${part}`, `throw ${JSON.stringify(busy)}`)
+      const addon = await stubAddon(folder, `busy-${part}`, `throw ${JSON.stringify(busy)}`)
       await assertFails(part, addon, /the name was busy[^]* ended with 1/)
     })
   }

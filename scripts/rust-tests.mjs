@@ -21,8 +21,10 @@ const MODELS = '::model::'
 /** The others wait for servers and leases most of the time: three threads per core. */
 const RUST_THREADS = 3 * availableParallelism()
 
+/** The stores: each is a feature of the crate. */
+export const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql', 'etcd', 'zookeeper']
 /** The features of the Rust tests: every store, and the boundary to JavaScript. */
-export const FEATURES = 'memory,sqlite,redis,mongodb,postgres,mysql,etcd,zookeeper,node'
+export const FEATURES = [...STORES, 'node'].join()
 
 /** Builds and runs all Rust tests. The environment is that of this process. Resolves to the counts of each part. */
 export async function rustTests() {

@@ -139,11 +139,15 @@ export const KINDS = Object.keys(STORES)
 /** Starts the servers of a store. */
 export const startStore = (kind) => STORES[kind]()
 
+/** A server has ended by itself. */
+export class ServersEnded extends Error {}
+
 /** Waits until the servers answer again. Resolves to that time (µs), from which recovery counts. */
 export async function whenHealthy(store) {
   for (const deadline = Date.now() + HEALTHY_TIMEOUT_MS; ; await sleep(20)) {
     if (await store.isHealthy()) return Number(process.hrtime.bigint() / 1000n)
-    if (Date.now() > deadline) throw new Error('the servers do not answer again: this is not a fault of holdfast')
+    if (Date.now() > deadline)
+      throw new ServersEnded('the servers do not answer again: this is not a fault of holdfast')
   }
 }
 

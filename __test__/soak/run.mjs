@@ -10,7 +10,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { leftovers } from '../leftovers.mjs'
 import { median } from '../tools.mjs'
 import { History, LeftOut, Memory, mib, Resource, StallMeter, Violations } from './checks.mjs'
-import { FAULTS, KINDS, startStore, WARM_UP, whenHealthy } from './faults.mjs'
+import { FAULTS, KINDS, ServersEnded, startStore, WARM_UP, whenHealthy } from './faults.mjs'
 import { Worker } from './process.mjs'
 
 const RECOVERY_MS = 2000
@@ -138,7 +138,7 @@ class Soak {
       await this.#afterwards(facts)
     } catch (error) {
       this.violations.add(error.stack)
-      this.isOver = error.message.startsWith('the servers do not answer again')
+      this.isOver = error instanceof ServersEnded
       // The next round starts without the load and the locks of this one.
       for (const verb of ['rest', 'close']) await Promise.allSettled(this.workers.map((worker) => worker.ask(verb)))
     }

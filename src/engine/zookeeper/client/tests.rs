@@ -98,7 +98,10 @@ async fn a_server_that_is_none_is_named() {
     let names = [http.to_string(), closing.to_string()];
     let failure = connect(vec![http, closing]).await.err().unwrap();
     assert!(names.iter().all(|name| failure.text.contains(name)), "{failure:?}");
-    assert!(failure.text.contains("the answer is none of ZooKeeper") && failure.text.contains("have no quorum"));
+    assert!(
+        failure.text.contains("the answer is none of ZooKeeper")
+            && failure.text.contains("it may need TLS (zookeepers://), have no quorum")
+    );
     let nobody = Server {
         host: "127.0.0.1".into(),
         port: 1,
