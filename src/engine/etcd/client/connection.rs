@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::framing::Frames;
 use super::liveness::{HEALTH, close_when_silent};
-use super::status::Status;
+use super::status::{Kind, Status};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::target::{NEEDS_CERTIFICATE, Server};
@@ -76,8 +76,8 @@ impl Connection {
     pub(super) async fn open(server: &Server, tls: Option<&TlsFiles>, is_alone: bool) -> Result<Self, Status> {
         let io = server.connect(tls, Some("h2")).boxed().await;
         let io = io.map_err(|failure| match failure.passes {
-            true => Status::Broken(failure.text),
-            false => Status::Wrong(failure.text),
+            true => Status::broken(failure.text),
+            false => Status::wrong(failure.text),
         })?;
         let (sender, connection) = h2::client::Builder::new()
             .initial_window_size(1 << 20)
@@ -138,7 +138,7 @@ impl Connection {
         if let Some(token) = token.filter(|token| !token.is_empty()) {
             request = request.header("token", token);
         }
-        request.body(()).map_err(|error| Status::Wrong(error.to_string()))
+        request.body(()).map_err(|error| Status::wrong(error.to_string()))
     }
 
     /// Waits until a request can be sent.
@@ -183,13 +183,12 @@ impl Connection {
         stream.send(message, true)?;
         let answering = async move {
             match stream.only().await {
-                Err(Status::Broken(_)) if sent.0.is_silent.load(Relaxed) => {
-                    Err(Status::Broken("the server did not answer".into()))
+                Err(Status { kind: Kind::Broken, .. }) if sent.0.is_silent.load(Relaxed) => {
+                    Err(Status::broken("the server did not answer"))
                 }
                 answer => {
-                    sent.0
-                        .has_answered
-                        .fetch_or(!matches!(answer, Err(Status::Broken(_))), Relaxed);
+                    let is_broken = answer.as_ref().is_err_and(|status| status.kind == Kind::Broken);
+                    sent.0.has_answered.fetch_or(!is_broken, Relaxed);
                     answer
                 }
             }
@@ -199,16 +198,13 @@ impl Connection {
 
     /// Adds what the reason may be if the connection broke before its first answer.
     pub(super) fn explained(&self, status: Status) -> Status {
-        match status {
-            Status::Broken(text) if !self.state.has_answered.load(Relaxed) && !self.state.is_silent.load(Relaxed) => {
-                let advice = match self.is_secure {
-                    true => NEEDS_CERTIFICATE,
-                    false => "the server may need TLS (etcds://), or be none of etcd: check the port",
-                };
-                Status::Broken(format!("{text}; {advice}"))
-            }
-            status => status,
-        }
+        let is_known = self.state.has_answered.load(Relaxed) || self.state.is_silent.load(Relaxed);
+        let advice = match self.is_secure {
+            _ if is_known || status.kind != Kind::Broken => return status,
+            true => NEEDS_CERTIFICATE,
+            false => "the server may need TLS (etcds://), or be none of etcd: check the port",
+        };
+        Status::broken(format!("{status}; {advice}"))
     }
 
     /// Waits until no attempt of an owner is without an answer: etcd executes the requests of a connection in any order.
@@ -318,22 +314,20 @@ fn checked(head: &http::response::Parts) -> Result<(), Status> {
     let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
     if head.status != 200 {
         return Err(match head.status.is_server_error() {
-            true => Status::Broken(format!("a proxy answered {}", head.status)),
-            false => Status::Wrong(format!("HTTP status {}: it is not etcd 3.4 or later", head.status)),
+            true => Status::broken(format!("a proxy answered {}", head.status)),
+            false => Status::wrong(format!("HTTP status {}: it is not etcd 3.4 or later", head.status)),
         });
     }
     match head.headers.get("content-type").is_some_and(is_grpc) {
         true => Ok(()),
-        false => Err(Status::Wrong(
-            "it does not speak gRPC: it is not etcd 3.4 or later".into(),
-        )),
+        false => Err(Status::wrong("it does not speak gRPC: it is not etcd 3.4 or later")),
     }
 }
 
 fn broken(error: &h2::Error) -> Status {
-    Status::Broken(format!("the connection broke: {error}"))
+    Status::broken(format!("the connection broke: {error}"))
 }
 
 pub(super) fn closed() -> Status {
-    Status::Broken("the connection was closed".into())
+    Status::broken("the connection was closed")
 }
