@@ -27,6 +27,7 @@ mod ends;
 mod entries;
 #[cfg(any(
     feature = "etcd",
+    feature = "mongodb",
     feature = "mysql",
     feature = "postgres",
     feature = "redis",
