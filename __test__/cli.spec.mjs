@@ -411,7 +411,7 @@ describe('holdfast', { concurrency: 4 }, () => {
     )
     assert.deepEqual(bash('in'), ['inspect'])
     assert.deepEqual(bash('list', '--j'), ['--json'])
-    assert.deepEqual(bash('run', '--k'), ['--kill-after', '--key-prefix'])
+    assert.deepEqual(bash('run', '--k'), ['--kill-after', '--key-prefix', '--key-file'])
     assert.match(
       execFileSync('bash', ['-c', `source '${folder}/completion.bash'; complete -p holdfast`], { encoding: 'utf8' }),
       /_holdfast/,

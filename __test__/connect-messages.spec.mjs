@@ -32,8 +32,13 @@ describe('arguments of connect', () => {
     'a PostgreSQL host and port': [['db.example:5432'], /did you mean postgres:\/\/HOST:5432\/DATABASE\?/],
     'a list of hosts as in ZooKeeper': [
       ['one:2181,two:2181/locks'],
-      /without a scheme \(did you mean zookeeper:\/\/HOST:2181\?\)$/,
+      /without a scheme \(did you mean zookeeper:\/\/HOST:2181,HOST:2181\?\)$/,
     ],
+    'a list of hosts of Redis': [
+      ['one:7000,two:7000'],
+      /without a scheme \(did you mean redis\+cluster:\/\/HOST:PORT,HOST:PORT\?\)$/,
+    ],
+    'an endpoint of etcd with TLS': [['https://h:2379'], /the scheme of HTTP \(did you mean etcds:\/\/HOST:2379\?\)$/],
     'an endpoint of etcd': [['http://127.0.0.1:2379'], /the scheme of HTTP \(did you mean etcd:\/\/HOST:2379\?\)$/],
     'a list of URLs of etcd': [
       [['etcd://one', 'etcd://two', 'etcd://three']],

@@ -1,12 +1,39 @@
 // The structure check passes on this tree, and fails on each kind of problem.
 import assert from 'node:assert/strict'
+import { join } from 'node:path'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { codeLines, problemsOfLines } from '../scripts/code-lines.mjs'
-import { checkStructure, circles, importGraph, problemsOf } from '../scripts/structure.mjs'
+import { checkMutants, checkStructure, circles, importGraph, problemsOf, readMutants } from '../scripts/structure.mjs'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
 
 test('the structure of src/ has no problem', () => {
-  assert.deepEqual(checkStructure(fileURLToPath(new URL('../src', import.meta.url))), [])
+  assert.deepEqual(checkStructure(join(root, 'src')), [])
+})
+
+test('each mutant can be planted, and its test exists', () => {
+  const mutants = readMutants(root)
+  assert.ok(mutants.length >= 20)
+  assert.equal(new Set(mutants.map(({ name }) => name)).size, mutants.length)
+  assert.deepEqual(checkMutants(root, mutants), [])
+})
+
+test('a mutant with a line that does not occur once, or without its test, is found', () => {
+  const [mutant] = readMutants(root)
+  const spec = '__test__/memory.spec.mjs'
+  for (const { problem, ...change } of [
+    { line: 'no such line', problem: /occurs 0 times/ },
+    { line: '}', problem: /occurs \d+ times/ },
+    { file: 'src/none.rs', problem: /occurs 0 times/ },
+    { test: 'engine::memory::tests::no_such_test', problem: /no test engine::memory/ },
+    { spec, test: String(Math.random()), problem: /no test 0\./ },
+    { spec: '__test__/none.spec.mjs', problem: /no test/ },
+  ]) {
+    const problems = checkMutants(root, [{ ...mutant, ...change }])
+    assert.equal(problems.length, 1)
+    assert.match(problems[0], problem)
+  }
 })
 
 test('a circle of three files is found, through every form of an import', () => {

@@ -11,11 +11,14 @@ export class Process {
   #child
   #failure
 
-  /** Starts a script of this folder. Resolves when it is ready. */
-  static async start(name, script, args, execArgv = []) {
+  /** Starts a script of this folder, with options of `fork`. Resolves when it is ready. */
+  static async start(name, script, args, options = {}) {
     const started = new Process()
     started.name = name
-    const child = (started.#child = fork(fileURLToPath(new URL(script, import.meta.url)), args, { execArgv }))
+    const child = (started.#child = fork(fileURLToPath(new URL(script, import.meta.url)), args, {
+      execArgv: [],
+      ...options,
+    }))
     started.#failure = new Promise((_, reject) => {
       child.once('exit', (code, signal) => reject(new Error(`${name} ended with ${code ?? signal}`)))
     })
@@ -63,9 +66,9 @@ export class Process {
   }
 }
 
-/** Starts a process of a contender. `target`: the URLs of its servers, and the authority of their certificates. */
-export const startContender = (name, target, execArgv) =>
-  Process.start(name, 'contender.mjs', [name, JSON.stringify(target)], execArgv)
+/** Starts a process of a contender, with options of `fork`. `target`: the URLs of its servers, and the authority of their certificates. */
+export const startContender = (name, target, options = {}) =>
+  Process.start(name, 'contender.mjs', [name, JSON.stringify(target)], options)
 
 /** Starts a process of each contender, a few at a time, so that each has enough of the CPU while it connects. */
 export async function startContenders(names, target) {

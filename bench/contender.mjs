@@ -8,7 +8,7 @@
 //   kind        'library' (a lock library), 'driver' (a bare driver, no library) or 'code' (a page of one's own code)
 //   packages    the npm packages that its user installs, driver included, as folders of bench/node_modules; [] for holdfast
 //   connect({ urls, caFile }, variant)  resolves to an object with the functions of the parts that it takes part in. Several URLs
-//               are a quorum; `caFile` is the authority of a server with TLS.
+//               are a quorum; `caFile` is the authority of a server with TLS, `keyPrefix` the prefix of all names (holdfast only).
 //
 //     pair(name)            acquires a free name and releases it; throws unless both succeeded
 //     take(name)            acquires a free name for HELD_TTL_MS without renewal

@@ -57,6 +57,8 @@ const size = (name) => one(Number(cell('bench/results.md', 'Import and installed
 
 const POSTGRES = 'bench/results-postgres.md'
 const MARIADB = 'bench/results-mysql.md'
+const ETCD = 'bench/results-etcd.md'
+const ZOOKEEPER = 'bench/results-zookeeper.md'
 /** Columns of the pairs. */
 const [PER_SECOND, P50, LOOP_US, CLIENT_CPU, SERVER_CPU, RATIO] = [2, 3, 5, 6, 7, 9]
 /** The ratio of the pairs by the same driver in Rust. */
@@ -77,6 +79,9 @@ const p50 = (file, contender) => ms(pairs(file, 1, contender, P50))
 const cpu = (file) => (pairs(file, 64, 'holdfast', CLIENT_CPU) + pairs(file, 64, 'holdfast', SERVER_CPU)).toFixed(0)
 const handOff = (file, load, index = 4) => cell(file, load, ['holdfast', 'default'], index)
 const PROCESSES = '16 waiters in 16 processes'
+const TEN = '10 waiters in one process'
+const times = (file, library) => [1, 64, 256].map((load) => one(pairs(file, load, library, RATIO)))
+const leasesCost = (file, index) => cell(file, '10000 leases with a ttl of 30 s, for 30 s', ['holdfast'], index)
 
 /** The sentences with figures, by file: `#` is a figure. */
 const SENTENCES = {
@@ -163,6 +168,27 @@ const SENTENCES = {
     [
       'a hand-off takes # ms within a process, and # ms between 16 processes',
       ['1 waiter', PROCESSES].map((load) => one(Number(handOff(MARIADB, load)))),
+    ],
+  ],
+  'docs/stores/etcd.md': () => [
+    ['a pair of `acquire` and `release` takes # ms with one call in flight', [p50(ETCD, 'holdfast')]],
+    ['# times the pairs per second of `etcd3`, # times with 64 in flight, # times with 256', times(ETCD, 'etcd3')],
+    ['A hand-off with ten waiters takes # ms, # times a commit', [handOff(ETCD, TEN), handOff(ETCD, TEN, 7)]],
+    ['10 000 leases with a ttl of 30 s cost # % of a core', [leasesCost(ETCD, 2)]],
+  ],
+  'docs/stores/zookeeper.md': () => [
+    ['a pair of `acquire` and `release` takes # ms with one call in flight', [p50(ZOOKEEPER, 'holdfast')]],
+    [
+      '# times the pairs per second of the recipe by `node-zookeeper-client`, # times with 64 in flight, # times with 256',
+      times(ZOOKEEPER, 'node-zookeeper-client'),
+    ],
+    [
+      'A hand-off with ten waiters takes # ms, # ms with that client',
+      ['holdfast', 'node-zookeeper-client'].map((name) => cell(ZOOKEEPER, TEN, [name], 4)),
+    ],
+    [
+      '10 000 leases with a ttl of 30 s cost # % of a core, and the server # %',
+      [2, 3].map((index) => leasesCost(ZOOKEEPER, index)),
     ],
   ],
   'docs/stores/redis-quorum.md': () => [

@@ -1,5 +1,9 @@
 // Formats measurements as Markdown.
 import { readFileSync } from 'node:fs'
+import { cpus } from 'node:os'
+
+/** The machine of the figures. */
+export const machine = `${cpus().length} × ${cpus()[0].model}, Node ${process.version}`
 
 export const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)]
 

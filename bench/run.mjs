@@ -9,7 +9,6 @@
 //
 // Uses the addon in NAPI_RS_NATIVE_LIBRARY_PATH if set.
 import { mkdirSync, writeFileSync } from 'node:fs'
-import { cpus } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
@@ -18,7 +17,7 @@ import { releaseBuild } from './build.mjs'
 import { describe } from './describe.mjs'
 import { writeFigures } from './figures.mjs'
 import { plots } from './plot.mjs'
-import { compact, contenderVersions, tables } from './report.mjs'
+import { compact, contenderVersions, machine, tables } from './report.mjs'
 import { calls } from './sections/calls.mjs'
 import { footprint } from './sections/footprint.mjs'
 import {
@@ -102,7 +101,6 @@ const timing = {
     return some
   },
 }
-const machine = `${cpus().length} × ${cpus()[0].model}, Node ${process.version}`
 const folder = args.out ?? fileURLToPath(new URL('.', import.meta.url))
 if (args.out) mkdirSync(args.out, { recursive: true })
 

@@ -22,10 +22,17 @@ export class Waiters {
   got = []
   releasing = []
 
-  static async start(target, { name, retryMs }, count) {
+  /**
+   * Starts `count` processes of a contender.
+   *
+   * @param {any} target
+   * @param {{ name: string, retryMs?: number, options?: import('node:child_process').ForkOptions }} contender
+   * @param {number} count
+   */
+  static async start(target, { name, retryMs, options }, count) {
     const waiters = new Waiters()
     waiters.#wait = { name: NAME, retryMs }
-    waiters.#processes = await Promise.all(Array.from({ length: count }, () => startContender(name, target)))
+    waiters.#processes = await Promise.all(Array.from({ length: count }, () => startContender(name, target, options)))
     for (const each of waiters.#processes) {
       each.failure.catch((error) => (waiters.#failure ??= error))
       each.receive(({ got, releasing }) => waiters.#receive(each, got, releasing))

@@ -288,7 +288,7 @@ function warnIfLong(option, value, ms) {
     if (warned.long || (ms <= DAY_MS && !isProbablyMs))
         return;
     warned.long = true;
-    const risk = 'If the process of the holder ends without a release, the name stays busy for that long (ZooKeeper: for its session timeout).';
+    const risk = 'If the process of the holder ends without a release, the name stays busy for that long (on ZooKeeper: for the session timeout).';
     warnOfTtl(option, value, ms, 1 / 1000, risk);
 }
 // One warning of each kind per process.
@@ -1688,7 +1688,7 @@ function urlOf(value) {
     const url = text('target', isObject(value) ? value['href'] : value);
     if (url === '')
         throw invalid('target', `must be a URL ${EXAMPLE}`, '""');
-    const [, http, port] = /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|(?:,[\w.-]+:\d+)+(?:\/[\w./-]*)?)?$/.exec(url) ?? [];
+    const [, http, port, others] = /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|((?:,[\w.-]+:\d+)+)(?:\/[\w./-]*)?)?$/.exec(url) ?? [];
     if (port !== undefined && !url.startsWith('memory:')) {
         const known = {
             2379: 'etcd://HOST:2379',
@@ -1697,7 +1697,9 @@ function urlOf(value) {
             3306: 'mysql://HOST:3306/DATABASE',
             5432: 'postgres://HOST:5432/DATABASE',
         };
-        const meant = known[port] ?? 'redis://HOST:PORT';
+        const one = known[port] ?? `redis${others ? '+cluster' : ''}://HOST:PORT`;
+        const secure = http === 'https://' ? one.replace('etcd:', 'etcds:') : one;
+        const meant = others ? secure.replace(/HOST:\w+/, '$&,$&') : secure;
         const got = http === undefined ? 'a host and a port without a scheme' : 'the scheme of HTTP';
         throw invalid('target', `must be a URL ${EXAMPLE}`, `${got} (did you mean ${meant}?)`);
     }

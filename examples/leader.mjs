@@ -52,7 +52,7 @@ async function demonstrate() {
   for (let i = 0; i < 3; i++) start()
   const first = await nextLeader(start)
   const second = await nextLeader(() => workers.get(first)?.kill('SIGKILL'))
-  console.log(`${first} was killed, and replaced after its lease of 2 s (ZooKeeper: after its session, 10 s)`)
+  console.log(`${first} was killed, and replaced after its lease of 2 s (on ZooKeeper with its session, 10 to 12 s)`)
   start()
   await nextLeader(() => workers.get(second)?.send('resign'))
   console.log(`${second} resigned, and is a candidate again`)

@@ -321,7 +321,8 @@ function urlsOf(target: unknown): string[] {
 function urlOf(value: unknown): string {
   const url = text('target', isObject(value) ? value['href'] : value)
   if (url === '') throw invalid('target', `must be a URL ${EXAMPLE}`, '""')
-  const [, http, port] = /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|(?:,[\w.-]+:\d+)+(?:\/[\w./-]*)?)?$/.exec(url) ?? []
+  const [, http, port, others] =
+    /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|((?:,[\w.-]+:\d+)+)(?:\/[\w./-]*)?)?$/.exec(url) ?? []
   if (port !== undefined && !url.startsWith('memory:')) {
     const known: Record<string, string> = {
       2379: 'etcd://HOST:2379',
@@ -330,7 +331,9 @@ function urlOf(value: unknown): string {
       3306: 'mysql://HOST:3306/DATABASE',
       5432: 'postgres://HOST:5432/DATABASE',
     }
-    const meant = known[port] ?? 'redis://HOST:PORT'
+    const one = known[port] ?? `redis${others ? '+cluster' : ''}://HOST:PORT`
+    const secure = http === 'https://' ? one.replace('etcd:', 'etcds:') : one
+    const meant = others ? secure.replace(/HOST:\w+/, '$&,$&') : secure
     const got = http === undefined ? 'a host and a port without a scheme' : 'the scheme of HTTP'
     throw invalid('target', `must be a URL ${EXAMPLE}`, `${got} (did you mean ${meant}?)`)
   }

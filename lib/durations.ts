@@ -66,7 +66,7 @@ function warnIfLong(option: 'ttlMs' | 'ttlSeconds', value: unknown, ms: number):
   if (warned.long || (ms <= DAY_MS && !isProbablyMs)) return
   warned.long = true
   const risk =
-    'If the process of the holder ends without a release, the name stays busy for that long (ZooKeeper: for its session timeout).'
+    'If the process of the holder ends without a release, the name stays busy for that long (on ZooKeeper: for the session timeout).'
   warnOfTtl(option, value, ms, 1 / 1000, risk)
 }
 

@@ -10,7 +10,7 @@ import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './s
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
 import { run, step } from './steps.mjs'
-import { checkStructure } from './structure.mjs'
+import { checkMutants, checkStructure } from './structure.mjs'
 import { test } from './test.mjs'
 import { checkWords } from './words.mjs'
 import { locateZookeeper } from './zookeeper.mjs'
@@ -79,7 +79,7 @@ await step('JavaScript: lints and types', async () => {
     await tool(commandOf('typescript', 'tsc'), '-p', project)
 })
 await step('layers', () => mustBeEmpty([...checkLayers('src'), ...checkSurface('lib')]))
-await step('structure', () => mustBeEmpty(checkStructure('src')))
+await step('structure', () => mustBeEmpty([...checkStructure('src'), ...checkMutants('.')]))
 await step('code lines', () => mustBeEmpty(checkLines()))
 await step('words', () => mustBeEmpty(checkWords()))
 await step('file sizes, registry hosts and local paths', () => mustBeEmpty(checkFiles()))

@@ -63,7 +63,7 @@ screen.print(
 )
 screen.print('A late process finds the report, and does not make it again: after the first release the lock is free.')
 if (url.startsWith('zookeeper'))
-  screen.print('ZooKeeper ends the lock of a killed process with its session: after 10 s.')
+  screen.print('ZooKeeper ends the lock of a killed process with its session: after 10 to 12 s.')
 if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
 
 try {

@@ -21,19 +21,14 @@ const MODELS = '::model::'
 /** The others wait for servers and leases most of the time: three threads per core. */
 const RUST_THREADS = 3 * availableParallelism()
 
+/** The features of the Rust tests: every store, and the boundary to JavaScript. */
+export const FEATURES = 'memory,sqlite,redis,mongodb,postgres,mysql,etcd,zookeeper,node'
+
 /** Builds and runs all Rust tests. The environment is that of this process. Resolves to the counts of each part. */
 export async function rustTests() {
   // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
   // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
-  const args = [
-    'test',
-    '--lib',
-    '--target',
-    hostTarget,
-    '--no-default-features',
-    '--features',
-    'memory,sqlite,redis,mongodb,postgres,mysql,etcd,zookeeper,node',
-  ]
+  const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', FEATURES]
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return [{ passed: 0, failed: 1, skipped: [], failures: ['the Rust tests do not build'] }]
   // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.
@@ -48,8 +43,8 @@ export async function rustTests() {
   ]
 }
 
-/** @param {{ code: number | null, output: string }} run */
-function rustCounts({ code, output }) {
+/** Returns the counts of a run with `--show-output`. @param {{ code: number | null, output: string }} run */
+export function rustCounts({ code, output }) {
   const failed = sum(output, /^test result: .* (\d+) failed;/gm)
   const unserved = [...output.matchAll(/^---- (\S+) stdout ----\r?\nskipped: (.*)$/gm)]
   const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]

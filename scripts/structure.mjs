@@ -1,5 +1,7 @@
-// Checks the structure of `src/`: circles of imports, the number of files in a folder, and conditional compilation.
-import { readdirSync, readFileSync } from 'node:fs'
+// Checks the structure of `src/`: circles of imports, the number of files in a folder, and conditional compilation. Checks that each fault
+// of mutants.json can be planted.
+import { spawnSync } from 'node:child_process'
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { dirname, join, relative, sep } from 'node:path'
 
 /** Files that import each other in a circle: at most this many. */
@@ -156,4 +158,43 @@ export function checkStructure(src) {
   return problemsOf(
     Object.fromEntries(files.map((file) => [relative(src, file).split(sep).join('/'), readFileSync(file, 'utf8')])),
   )
+}
+
+/**
+ * A fault that a test finds (mutants.mjs): a line of a file, which occurs once, without its indentation; what replaces it; and the test
+ * that fails then, in Rust or in a spec.
+ *
+ * @typedef {{ name: string, file: string, line: string, becomes: string, test: string, spec?: string }} Mutant
+ */
+
+/** @param {string} root @returns {Mutant[]} */
+export const readMutants = (root) => JSON.parse(readFileSync(join(root, 'scripts', 'mutants.json'), 'utf8'))
+
+/**
+ * Lists the mutants that cannot be planted, or whose test does not exist.
+ *
+ * @param {string} root
+ * @param {Mutant[]} [mutants]
+ */
+export function checkMutants(root, mutants = readMutants(root)) {
+  /** @param {string[]} texts @param {string} folder */
+  const occurs = (texts, folder) => {
+    const patterns = texts.flatMap((text) => ['-e', text])
+    return spawnSync('git', ['grep', '--untracked', '-qF', ...patterns, '--', folder], { cwd: root }).status === 0
+  }
+  return mutants.flatMap(({ name, file, line, test, spec }) => {
+    const path = join(root, file)
+    const lines = existsSync(path) ? readFileSync(path, 'utf8').split('\n') : []
+    const { length } = lines.filter((other) => other.trim() === line)
+    // A test that runs on two servers has their name at its end.
+    const [last, before] = test.split('::').reverse()
+    const known = /^(replica_set|standalone)$/.test(last) ? before : last
+    const isKnown = spec
+      ? existsSync(join(root, spec)) && occurs([test], '__test__')
+      : occurs([`fn ${known}(`, `fn ${known}<`], 'src')
+    return [
+      length !== 1 && `mutant "${name}": its line occurs ${length} times in ${file}, and not once`,
+      !isKnown && `mutant "${name}": there is no test ${test}`,
+    ].filter((problem) => problem !== false)
+  })
 }

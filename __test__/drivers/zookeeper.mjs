@@ -64,9 +64,7 @@ class Cluster {
   }
 
   /** The links of a server to the others, and theirs to it. @param {number} index */
-  linksOf(index) {
-    return this.links.filter(({ from, to }) => from === index || to === index)
-  }
+  linksOf = (index) => this.links.filter(({ from, to }) => from === index || to === index)
 
   /** Cuts a server off from the others: connections break, and new ones are refused. Its clients still reach it. @param {number} index */
   async cutOff(index) {
@@ -74,13 +72,20 @@ class Cluster {
     while (this.linksOf(index).some(({ isUp, isBusy }) => isUp || isBusy)) await sleep(10)
   }
 
+  #between = (one, other) => this.linksOf(one).filter(({ from, to }) => from === other || to === other)
+
   /** Nothing passes between two servers, not even the end of a connection. @param {number} one @param {number} other */
-  silence(one, other) {
-    for (const { from, to, proxy } of this.linksOf(one)) if (from === other || to === other) proxy.silence()
-  }
+  silence = (one, other) => this.#between(one, other).forEach(({ proxy }) => proxy.silence())
+
+  /** Delays what two servers send each other. @param {number} one @param {number} other @param {number} delayMs */
+  delay = (one, other, delayMs) => this.#between(one, other).forEach(({ proxy }) => Object.assign(proxy, { delayMs }))
 
   heal() {
-    for (const { proxy } of this.links) proxy.resume()
+    for (const { proxy } of this.links) {
+      if (proxy.delayMs > 0) proxy.cut()
+      proxy.delayMs = 0
+      proxy.resume()
+    }
     this.#cut.clear()
   }
 
@@ -107,10 +112,10 @@ const setRights = ({ port, digest }, perms) =>
 export const zookeeper = {
   kind: 'zookeeper',
   locate: locateZookeeper,
-  /** Starts three servers, which detect a broken link within 4 s, or within 10 s, the default. */
   /** The wall clock of a server, in milliseconds since 1970: the time of a new session. @param {{ url: string, port: number }} member */
   clock: ({ url, port }) =>
     withZookeeper(url, async () => Number(/lop=SESS,est=(\d+)/.exec(await ask(port, 'cons'))?.[1])),
+  /** Starts three servers, which detect a broken link within 4 s, or within 10 s, the default. */
   startCluster: ({ detectsLate = false } = {}) => new Cluster().start({ syncLimit: detectsLate ? 5 : 2, initLimit: 2 }),
   /** Leases last for 10 s without a renewal, so that they outlast an election on a busy machine. */
   service: { sessionTimeoutMs: 20_000, connectMs: 20_000 },

@@ -126,7 +126,8 @@ export function faults(driver) {
     )
 
     test('a waiter of the only server, which is suspended, rejects', async (connect) => {
-      const locks = await connect()
+      // Its lease outlasts the test.
+      const locks = await connect(driver.service && { ...driver.service, sessionTimeoutMs: 40_000 })
       const waits = await connect({ storeTimeoutMs: 1000 })
       const held = await locks.acquire('n', { ttlMs: 120_000 })
       let isOver = false
@@ -141,7 +142,7 @@ export function faults(driver) {
       for (; !isOver; tookMs += 50) await sleep(50)
       server.resume()
       await wait
-      // The client of etcd notices it within 5 s. Another connection would be opened for 5 s.
+      // The client of etcd notices it within 5 s. It would notice after some more seconds that another connection is silent, too.
       assert.ok(tookMs < 7500, `after ${tookMs} ms`)
       assert.equal(await held.release(), true)
     })
@@ -216,6 +217,28 @@ export function faults(driver) {
       assert.ok(BigInt(await holder.next('again')) > next.fencingToken)
       await holder.endInput()
       assertNoneLost(locks)
+    })
+
+    // ZooKeeper's servers answer reads from their own memory.
+    test('a member that lags behind shows no lock that was released elsewhere', async (connect) => {
+      const leader = await cluster.leader()
+      const late = [0, 1, 2].find((index) => index !== leader)
+      const connected = [late, leader].map((index) =>
+        connect({ ...driver.service, connectMs: 20_000 }, cluster.url(index)),
+      )
+      const [a, b] = await Promise.all(connected)
+      const lost = (lock) => rejects(lock.extend(10_000), 'LOCK_LOST')
+      for (const isGone of [
+        lost,
+        async () => assert.equal(await a.inspect('n'), null),
+        async () => assert.deepEqual(await a.list(), []),
+      ]) {
+        const lock = await a.acquire('n', { ttlMs: 10_000 })
+        cluster.delay?.(late, leader, 400)
+        assert.equal(await b.forceRelease('n'), true)
+        await isGone(lock)
+        await lost(lock)
+      }
     })
 
     // The follower answers reads for some seconds more: with reads as evidence ZooKeeper had two holders for 8 s.

@@ -3,7 +3,8 @@ import { subscribe, tracingChannel } from 'node:diagnostics_channel'
 import { createRequire } from 'node:module'
 import { HELD_TTL_MS } from '../driver-lock.mjs'
 
-const { LockService } = createRequire(import.meta.url)('../../index.js')
+// The gates compare two builds, each with its own `index.js`.
+const { LockService } = createRequire(import.meta.url)(process.env.HOLDFAST_BENCH_INDEX ?? '../../index.js')
 
 export const kind = 'library'
 export const packages = []
@@ -50,9 +51,10 @@ async function released(name, lock) {
   if (!(await lock.release())) throw new Error(`${name} was lost`)
 }
 
-export async function connect({ urls, caFile }, variant) {
+export async function connect({ urls, caFile, keyPrefix }, variant) {
   if (variant === 'observed') observe()
-  const locks = await LockService.connect(urls.length === 1 ? urls[0] : urls, caFile ? { tls: { caFile } } : {})
+  const options = { ...(caFile && { tls: { caFile } }), ...(keyPrefix && { keyPrefix }) }
+  const locks = await LockService.connect(urls.length === 1 ? urls[0] : urls, options)
   return {
     pair: PAIRS[variant](locks),
     async take(name) {

@@ -77,7 +77,7 @@ export const leasesMysql = (timing) => leasesOn(mysql, timing)
 async function leasesOn(store, { quick }) {
   const [count, [{ ttlMs, settleMs, watchMs }]] = quick ? [200, QUICK_LOADS] : [10_000, LOADS]
   return onStore(store, async ({ target, probe }) => {
-    const holder = await startContender('holdfast', target, ['--expose-gc'])
+    const holder = await startContender('holdfast', target, { execArgv: ['--expose-gc'] })
     const watch = async (ms) => {
       const spent = await probe.start()
       const { cpuPercent, lost } = await holder.ask({ what: 'watch', ms })
@@ -128,7 +128,7 @@ async function counted(redis) {
 async function measure(name, target, count, { ttlMs, settleMs, watchMs }) {
   const { Redis } = await import('ioredis')
   const redis = new Redis(target.urls[0])
-  const holder = await startContender(name, target, ['--expose-gc'])
+  const holder = await startContender(name, target, { execArgv: ['--expose-gc'] })
   const before = await holder.ask({ what: 'hold', count, ttlMs })
   await sleep(settleMs)
   const start = await counted(redis)

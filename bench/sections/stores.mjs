@@ -223,6 +223,27 @@ export const etcd = {
   },
 }
 
+/** Opens the probe of a store in the processes themselves: there is no server that counts. */
+const openNoProbe = async () => ({
+  start: async () => async () => ({ cpuUs: 0 }),
+  requests: async (run) => Math.min(await run(), 1),
+  version: () => 'in the process',
+  close() {},
+})
+export const memory = {
+  open: openNoProbe,
+  start: async () => ({ target: { urls: ['memory:'] }, servers: [], stop: async () => {} }),
+}
+/** A file that the processes of a machine share. */
+export const sqlite = {
+  open: openNoProbe,
+  async start() {
+    const folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))
+    const target = { urls: [`sqlite:${join(folder, 'locks.db')}`] }
+    return { target, servers: [], stop: () => rm(folder, { recursive: true }) }
+  },
+}
+
 /** Starts the servers of a store, runs `use` with their target, a probe and their title, and stops them. */
 export async function onStore({ start, open, label = '', title = (version) => `${version}${label}` }, use) {
   const { target, servers, note, stop } = await start()

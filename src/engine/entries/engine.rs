@@ -58,6 +58,8 @@ pub(super) struct Core {
     /// For deletions that have failed, and the delays after them.
     pub repeats: (Semaphore, Mutex<Backoff>),
     pub detector: OnceLock<Arc<StallDetector>>,
+    /// A server at which a watch is not open after this time may be silent.
+    pub opening: Duration,
 }
 
 /// The engine behind `etcd://` and `zookeeper://` URLs.
@@ -80,10 +82,11 @@ impl Drop for EntryEngine {
 }
 
 impl EntryEngine {
-    /// Creates an engine. Closing or dropping it cancels `running`.
+    /// Creates an engine. Closing or dropping it cancels `running`. `store_timeout`: as in [`Servers`](super::target::Servers).
     pub(in crate::engine) fn new<S: Store>(
         store: impl FnOnce(Arc<LocalEntries>) -> S,
         running: CancellationToken,
+        store_timeout: Duration,
     ) -> (Arc<S>, Self) {
         let (local, watches, grants) = LocalEntries::new();
         let store = Arc::new(store(local.clone()));
@@ -95,6 +98,7 @@ impl EntryEngine {
             ending: watch::Sender::default(),
             repeats: (Semaphore::new(MOST_REPEATS), Mutex::new(Backoff::for_store())),
             detector: OnceLock::new(),
+            opening: 2 * store_timeout / 5,
         });
         let tasks: [futures_util::future::BoxFuture<'static, ()>; 4] = [
             Box::pin(core.clone().watch_names(watches)),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 use percent_encoding::percent_decode_str;
@@ -48,6 +49,8 @@ pub(in crate::engine) struct Servers {
     pub login: Option<(String, String)>,
     /// `None`: no TLS.
     pub tls: Option<TlsFiles>,
+    /// The longest time in which a call without an answer is repeated.
+    pub store_timeout: Duration,
 }
 
 impl fmt::Display for Servers {
@@ -108,6 +111,7 @@ impl<'u> Target<'u> {
             Pem::read(tls).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
         }
         target.servers.tls = has_tls.then(|| tls.clone());
+        target.servers.store_timeout = settings.store_timeout;
         Ok(target)
     }
 
@@ -142,8 +146,13 @@ impl<'u> Target<'u> {
         if list.len() > MAX_SERVERS {
             return Err("a URL with more than 100 hosts");
         }
-        let tls = None;
-        let servers = Servers { list, login, tls };
+        // The caller sets the rest.
+        let servers = Servers {
+            list,
+            login,
+            tls: None,
+            store_timeout: Duration::ZERO,
+        };
         Ok(Target { servers, path, query })
     }
 }

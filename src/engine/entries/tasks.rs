@@ -20,8 +20,6 @@ use crate::model::{Fence, Key, OwnerToken};
 
 /// The time until a fencing token that could not be written is written again.
 const RECORD_RETRY: Duration = Duration::from_millis(500);
-/// A watch that is not open after this time is one of a server that may be silent.
-const OPENING: Duration = Duration::from_millis(500);
 
 impl Core {
     /// Keeps the watches of names with waiters open.
@@ -51,7 +49,7 @@ impl Core {
         loop {
             let watching = self.store.watch(&name);
             tokio::pin!(watching);
-            let failure = match timeout(OPENING, &mut watching).await {
+            let failure = match timeout(self.opening, &mut watching).await {
                 Ok(failure) => failure,
                 Err(_) => {
                     if self.local.mirror(&name, |_| ()).is_none() {

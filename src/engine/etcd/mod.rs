@@ -38,7 +38,9 @@ async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
     let running = CancellationToken::new();
     let mut members = config.servers.list.len();
     let (watches, changes) = Watches::new();
-    let (store, engine) = EntryEngine::new(|local| Etcd::new(config, local, watches), running.clone());
+    let store_timeout = config.servers.store_timeout;
+    let create = |local| Etcd::new(config, local, watches);
+    let (store, engine) = EntryEngine::new(create, running.clone(), store_timeout);
     let name = Key::new("connect").map_err(|error| EngineError::new(store::NAME, "connect", false, error))?;
     let read = loop {
         match store.look(slice::from_ref(&name), None).await {

@@ -35,12 +35,13 @@ pub(super) async fn connect(config: ZookeeperConfig) -> Result<Arc<EntryEngine>>
 
 async fn open(config: ZookeeperConfig) -> Result<(Arc<Zookeeper>, EntryEngine)> {
     let failed = |failure: Failure| failure.of(store::NAME, "connect");
+    let store_timeout = config.servers.store_timeout;
     let client = Client::connect(config.servers, config.session_timeout)
         .await
         .map_err(failed)?;
     let create = |local| Zookeeper::new(client, config.layout, local);
     let running = CancellationToken::new();
-    let (store, engine) = EntryEngine::new(create, running.clone());
+    let (store, engine) = EntryEngine::new(create, running.clone(), store_timeout);
     tokio::spawn(Box::pin(running.run_until_cancelled_owned(store.clone().end_kept())));
     let chroot = store.chroot().await.map_err(|refusal| store.failure(refusal));
     chroot.map_err(failed)?;

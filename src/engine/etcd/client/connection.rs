@@ -33,8 +33,6 @@ pub(super) struct State {
     requests: watch::Sender<Requests>,
     /// Whether it was closed because the server did not answer.
     pub is_silent: AtomicBool,
-    /// Whether a request was answered.
-    has_answered: AtomicBool,
 }
 
 /// The requests without an answer, with the times of their sending, and the owners of attempts.
@@ -91,7 +89,6 @@ impl Connection {
             closed: CancellationToken::new(),
             requests: watch::Sender::default(),
             is_silent: AtomicBool::new(false),
-            has_answered: AtomicBool::new(false),
         });
         let closed = state.closed.clone();
         let driver = async move {
@@ -186,23 +183,18 @@ impl Connection {
                 Err(Status { kind: Kind::Broken, .. }) if sent.0.is_silent.load(Relaxed) => {
                     Err(Status::broken("the server did not answer"))
                 }
-                answer => {
-                    let is_broken = answer.as_ref().is_err_and(|status| status.kind == Kind::Broken);
-                    sent.0.has_answered.fetch_or(!is_broken, Relaxed);
-                    answer
-                }
+                answer => answer,
             }
         };
         tokio::spawn(answering.boxed()).await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Adds what the reason may be if the connection broke before its first answer.
+    /// Adds what the reason may be if the connection broke. For servers that have never answered.
     pub(super) fn explained(&self, status: Status) -> Status {
-        let is_known = self.state.has_answered.load(Relaxed) || self.state.is_silent.load(Relaxed);
         let advice = match self.is_secure {
-            _ if is_known || status.kind != Kind::Broken => return status,
+            _ if status.kind != Kind::Broken || self.state.is_silent.load(Relaxed) => return status,
             true => NEEDS_CERTIFICATE,
-            false => "the server may need TLS (etcds://), or be none of etcd: check the port",
+            false => "check the port: the server may need TLS (etcds://), or may not be etcd",
         };
         Status::broken(format!("{status}; {advice}"))
     }

@@ -10,6 +10,8 @@ mod status;
 mod watches;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Shared};
@@ -89,6 +91,8 @@ type Opening = Shared<BoxFuture<'static, Outcome<Arc<Connection>>>>;
 pub(super) struct Client {
     servers: Arc<Servers>,
     state: Mutex<State>,
+    /// Whether any request was answered.
+    has_answered: AtomicBool,
     /// Held during a login.
     login: tokio::sync::Mutex<()>,
 }
@@ -112,6 +116,7 @@ impl Client {
         let first = fastrand::usize(..servers.list.len());
         Client {
             servers: Arc::new(servers),
+            has_answered: AtomicBool::new(false),
             state: Mutex::new(State {
                 first,
                 current: None,
@@ -159,6 +164,8 @@ impl Client {
                 let connection = self.connection().await?;
                 let token = self.token(&connection).await?;
                 let answer = connection.unary(path, token.as_deref(), message.clone(), attempt).await;
+                self.has_answered
+                    .fetch_or(!matches!(answer, Err(Status { kind: Kind::Broken, .. })), Relaxed);
                 match answer {
                     Ok(bytes) => return Ok((bytes, connection)),
                     Err(status) if status.needs_login() && !is_repeated => {
@@ -248,7 +255,10 @@ impl Client {
                 state.first = index.unwrap_or_default() + 1;
             }
         }
-        Failure::of(connection, connection.explained(status))
+        match self.has_answered.load(Relaxed) {
+            true => Failure::of(connection, status),
+            false => Failure::of(connection, connection.explained(status)),
+        }
     }
 
     /// Returns the token of the login. `None`: there is no login in the URL.

@@ -330,10 +330,10 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Ends the fast path, which the event loop and the watchdog would keep open.
+    /// Ends the fast path, which the event loop and the watchdog would keep open. The last owner may be a reply that it reads.
     fn drop(&mut self) {
         if let FastPathSlot::Open(fast_path) = self.fast_path.get_mut() {
-            fast_path.end();
+            fast_path.abandon();
         }
     }
 }

@@ -361,26 +361,27 @@ impl FastPath {
         self.state().take_records(&self.layout)
     }
 
-    /// Ends the fast path: its calls fail, and it accepts no more.
-    pub(super) fn end(&self) {
+    /// Closes the socket without the state, so that a reply may do it. The event loop sees that, and ends the fast path.
+    pub(super) fn abandon(&self) {
         self.dead.store(true, Relaxed);
         self.attempts.close();
+        self.transport.close();
+        self.stirred.notify_one();
+    }
+
+    /// Ends the fast path: its calls fail, and it accepts no more.
+    pub(super) fn end(&self) {
+        self.abandon();
         let mut state = self.state();
         state.channel = None;
         state.seal();
-        state.out = Vec::new();
-        state.written = 0;
-        state.under_way = 0;
+        (state.out, state.written, state.under_way) = (Vec::new(), 0, 0);
         let waiting = std::mem::take(&mut state.waiting);
         let lost = waiting.into_iter().filter_map(|asked| match asked {
             InFlight::Single(Single::Record(call) | Single::Source(call)) => Some(*call),
             _ => None,
         });
         state.lost_records.extend(lost);
-        drop(state);
-        // The event loop sees the shutdown.
-        self.transport.close();
-        self.stirred.notify_one();
     }
 
     /// Returns the error of the calls that it ended without a reply.

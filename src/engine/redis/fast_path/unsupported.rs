@@ -142,6 +142,10 @@ impl FastPath {
         match *self {}
     }
 
+    pub(super) fn abandon(&self) {
+        match *self {}
+    }
+
     pub(super) fn end(&self) {
         match *self {}
     }

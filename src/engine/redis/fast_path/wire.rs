@@ -120,6 +120,9 @@ impl FastPath {
                 }
             }
             self.end();
+        } else if !self.is_open() {
+            // A reply has closed it.
+            self.end();
         }
         self.is_open()
     }

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex};
 use super::*;
 use crate::error::EngineError;
 
-/// A proxy between an engine and its server, which can delay the server's replies. (It uses threads, because the engine uses the
+/// A proxy between an engine and its server, which can delay requests and replies. (It uses threads, because the engine uses the
 /// runtime of the test.)
 struct Proxy {
     port: u16,
@@ -21,6 +21,9 @@ struct Connections {
     silent: usize,
     /// The delay of every reply.
     latency: Duration,
+    /// A text of a request whose connection is held from then on, and the number of that connection.
+    held_text: Option<&'static [u8]>,
+    held: usize,
 }
 
 impl Proxy {
@@ -41,10 +44,19 @@ impl Proxy {
                     break;
                 };
                 let (from_client, to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                let state = state.clone();
-                std::thread::spawn(move || pump(from_client, to_server, || ()));
+                let (state, requests) = (state.clone(), state.clone());
                 std::thread::spawn(move || {
-                    pump(server, client, || {
+                    pump(from_client, to_server, |request| {
+                        let mut now = requests.0.lock().unwrap();
+                        let is_in = |text: &mut &[u8]| request.windows(text.len()).any(|part| part == *text);
+                        if now.held_text.take_if(is_in).is_some() {
+                            now.held = number;
+                        }
+                        drop(requests.1.wait_while(now, |now| number == now.held).unwrap())
+                    })
+                });
+                std::thread::spawn(move || {
+                    pump(server, client, |_| {
                         std::thread::sleep(state.0.lock().unwrap().latency);
                         drop(
                             state
@@ -69,6 +81,22 @@ impl Proxy {
         self.state.1.notify_all();
     }
 
+    /// Holds the next request with this text, and what follows on its connection.
+    fn hold(&self, text: &'static str) {
+        self.state.0.lock().unwrap().held_text = Some(text.as_bytes());
+    }
+
+    async fn has_held(&self) {
+        while self.state.0.lock().unwrap().held == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn pass_on(&self) {
+        self.state.0.lock().unwrap().held = 0;
+        self.state.1.notify_all();
+    }
+
     fn slow_down(&self, latency: Duration) {
         self.state.0.lock().unwrap().latency = latency;
     }
@@ -79,24 +107,68 @@ impl Proxy {
 
     /// Returns an engine with a short store timeout.
     async fn engine(&self) -> Arc<RedisEngine> {
-        let settings = Settings {
-            store_timeout: Duration::from_millis(400),
+        let store_timeout = Duration::from_millis(400);
+        self.engine_with(Settings {
+            store_timeout,
             ..settings("lock:")
-        };
+        })
+        .await
+    }
+
+    async fn engine_with(&self, settings: Settings) -> Arc<RedisEngine> {
         let config = RedisConfig::parse(&format!("redis://127.0.0.1:{}", self.port), &settings).unwrap();
         RedisEngine::connect(config).await.unwrap()
     }
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, hold: impl Fn()) {
+fn pump(mut from: TcpStream, mut to: TcpStream, hold: impl Fn(&[u8])) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
-        hold();
+        hold(&buffer[..count]);
         if to.write_all(&buffer[..count]).is_err() {
             break;
         }
     }
     let _ = to.shutdown(Shutdown::Both);
+}
+
+/// The event loop's thread makes the attempt, and another one the release, as the service's task for abandoned claims does.
+#[tokio::test]
+async fn a_release_by_another_thread_follows_a_dropped_attempt() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let proxy = Proxy::before(&server);
+    let event_loop = cfg!(unix).then(TestLoop::here);
+    let ours = proxy
+        .engine_with(Settings {
+            event_loop,
+            ..settings("lock:")
+        })
+        .await;
+    let warm = claim("warm");
+    acquire(&ours, &warm).await;
+    release(&ours, &warm).await;
+    loop {
+        let fast_path = ours.link().current_fast_path();
+        let dropped = claim("n");
+        proxy.hold("lock:n");
+        tokio::select! {
+            _ = ours.try_acquire(&dropped) => panic!("its request is held"),
+            () = proxy.has_held() => {}
+        }
+        let (engine, runtime) = (ours.clone(), tokio::runtime::Handle::current());
+        let released = tokio::task::spawn_blocking(move || runtime.block_on(engine.release(&dropped, Duration::ZERO)));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        proxy.pass_on();
+        let released = released.await.unwrap().unwrap();
+        // A machine that stands still ends the fast path. Then the service repeats the release.
+        let is_same = fast_path.as_ref().map(Arc::as_ptr) == ours.link().current_fast_path().as_ref().map(Arc::as_ptr);
+        if is_same {
+            assert_eq!(released, Released::Freed);
+            assert_eq!(ours.inspect(&key("n")).await.unwrap(), None);
+            return;
+        }
+        ours.force_release(&key("n")).await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -89,9 +89,16 @@ async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
     nodes.load_scripts(&ours).await;
     (1..3).for_each(|node| nodes.suspend(node));
     let claims = claims(CALLS);
-    let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
-    // Longer than 500 ms, also when the first polls of all these calls take a second.
-    let some = tokio::time::timeout(Duration::from_secs(2), calls.next()).await;
+    let mut calls = FuturesUnordered::new();
+    for claim in &claims {
+        // All of them wait before the new one is called, on a slow machine, too.
+        let mut call = ours.try_acquire(claim);
+        assert!(futures_util::poll!(&mut call).is_pending());
+        calls.push(call);
+        tokio::task::yield_now().await;
+    }
+    // Longer than 500 ms.
+    let some = tokio::time::timeout(Duration::from_secs(1), calls.next()).await;
     assert!(some.is_err(), "there is no majority");
     let new = claim("new");
     let mut call = ours.try_acquire(&new);

@@ -266,6 +266,20 @@ async fn a_lease_that_the_majority_lost_is_not_created_again() {
 }
 
 #[tokio::test]
+async fn a_node_may_answer_a_release_after_the_engine_was_dropped() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    for _ in 0..200 {
+        let ours = nodes.engine().await;
+        let held = claim("n");
+        acquire_soon(&ours, &held).await;
+        release(&ours, &held).await;
+        drop(ours);
+        // The last answer arrives: it is the last owner of the engine.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
 async fn with_too_few_answers_a_renewal_is_unknown_and_not_lost() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
     let ours = nodes.with_node_timeout(Duration::from_millis(500)).await;

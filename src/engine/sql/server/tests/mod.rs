@@ -39,7 +39,7 @@ macro_rules! server_tests {
             callers_with_a_short_timeout_do_not_fail_the_calls_of_others, a_statement_to_a_distant_server_takes_all_calls,
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
-            a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends,
+            a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends, an_attempt_at_the_end_of_a_lease_does_not_pass_the_queue,
             waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions, waiters_behind_others_poll_rarely,
             // rows.rs
             a_transaction_reads_only_rows_that_it_has_locked, fencing_tokens_grow_when_the_clock_steps_back, a_sweep_removes_old_rows_of_free_names, a_sweep_reads_each_row_once, a_page_of_a_list_reads_a_limited_number_of_rows,

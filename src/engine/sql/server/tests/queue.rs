@@ -95,6 +95,21 @@ pub(in crate::engine::sql) async fn a_waiter_behind_a_dead_process_is_served_whe
     assert!(took[1] < Duration::from_millis(1500), "{took:?}");
 }
 
+/// The holder has died, and the waiter's process has not checked the name since the end of the lease.
+pub(in crate::engine::sql) async fn an_attempt_at_the_end_of_a_lease_does_not_pass_the_queue<D: TestDatabase>(
+    database: &mut D,
+) {
+    let (ours, theirs) = (&database.engine().await, &database.engine().await);
+    let waiter = waiting(&["n"]);
+    acquire(ours, &claim(&["n"])).await;
+    busy(theirs, &waiter).await;
+    theirs.waiters.close();
+    let past = D::ago(1);
+    database.execute(&format!("UPDATE locks SET expires_at = {past}")).await;
+    busy(ours, &claim(&["n"])).await;
+    acquire(theirs, &waiter).await;
+}
+
 /// The heartbeats for a waiter with a long ttl go on meanwhile.
 pub(in crate::engine::sql) async fn waiters_whose_event_loop_hangs_for_their_ttl_lose_their_positions<
     D: TestDatabase,
