@@ -25,6 +25,16 @@ mod decide;
 mod ends;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod entries;
+#[cfg(any(
+    feature = "etcd",
+    feature = "mongodb",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite",
+    feature = "zookeeper"
+))]
+mod errors;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]

@@ -12,10 +12,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::store::Failure;
-use crate::engine::tls::{CertificateFault, Pem, Verified, client_config};
+use crate::engine::errors::render;
+use crate::engine::tls::{self, Pem, Verified, client_config};
 use crate::engine::url_options::unknown_option;
 use crate::engine::{Settings, TlsFiles};
-use crate::error::{LockError, is_passing};
+use crate::error::{LockError, is_passing_of_network};
 
 /// The largest number of servers in a URL.
 const MAX_SERVERS: usize = 100;
@@ -167,7 +168,8 @@ impl Server {
         tls: Option<&TlsFiles>,
         protocol: Option<&str>,
     ) -> Result<Box<dyn Io>, Failure> {
-        let cannot = |error: io::Error| Failure::not_sent(format!("cannot connect: {error}"), is_passing(&error));
+        let cannot =
+            |error: io::Error| Failure::not_sent(format!("cannot connect: {error}"), is_passing_of_network(&error));
         let socket = TcpStream::connect((self.host.as_str(), self.port))
             .await
             .map_err(cannot)?;
@@ -194,17 +196,17 @@ pub(in crate::engine) const NEEDS_CERTIFICATE: &str =
     "a server that requires a client certificate needs tls.certFile and tls.keyFile";
 
 fn of_tls(error: &io::Error) -> Failure {
-    let tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
-    let advice = match tls.and_then(CertificateFault::of) {
-        Some(CertificateFault::Untrusted) => {
-            "its authority is not trusted here: set tls.caFile or tls.ca to the certificate of that authority"
-        }
-        Some(CertificateFault::OtherName) => "use the name in the certificate of the server as the host of the URL",
-        Some(CertificateFault::Expired) => CertificateFault::EXPIRED,
-        None if matches!(tls, Some(rustls::Error::AlertReceived(_))) => NEEDS_CERTIFICATE,
-        None => "check that this port uses TLS (ZooKeeper: secureClientPort); without TLS use etcd:// or zookeeper://",
-    };
-    Failure::not_sent(format!("TLS failed: {error}; {advice}"), is_passing(error))
+    let text = format!("TLS failed: {error}");
+    let advice = tls::advice(&text, [""; 2]).unwrap_or_else(|| {
+        let advice = match text.contains("fatal alert") {
+            true => NEEDS_CERTIFICATE,
+            false => {
+                "check that this port uses TLS (ZooKeeper: secureClientPort); without TLS use etcd:// or zookeeper://"
+            }
+        };
+        advice.to_owned()
+    });
+    Failure::not_sent(render(text, &advice), is_passing_of_network(error))
 }
 
 fn server(text: &str, port: u16) -> Result<Server, &'static str> {

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::client::messages::{DeleteRequest, Event, KeyValue, Op, RangeRequest, RangeResponse};
-use super::client::{Client, Watches};
+use super::client::{Client, Kind, Watches};
 use super::config::EtcdConfig;
 use super::layout::Layout;
 use super::leases::{Class, Leases};
@@ -146,7 +146,7 @@ impl Store for Etcd {
             };
             match changed {
                 // An etcd lease has expired: there is a new one now.
-                Err(refusal) if refusal.status.is_lease_gone() && !is_repeated => is_repeated = true,
+                Err(refusal) if refusal.status.kind == Kind::LeaseGone && !is_repeated => is_repeated = true,
                 changed => return Ok(changed?),
             }
         }
@@ -212,7 +212,7 @@ impl Store for Etcd {
             Ok(answer) if answer.succeeded => return Ok(vec![true; entries.len()]),
             Ok(answer) => answer.responses.into_iter().map(|read| range_of(Some(read))).collect(),
             // Reads are answered all the same.
-            Err(refusal) if refusal.status.is_full() => {
+            Err(refusal) if refusal.status.kind == Kind::Full => {
                 let requests: Vec<RangeRequest> = entries.iter().map(read).collect();
                 try_join_all(requests.iter().map(|request| self.client.range(request))).await?
             }

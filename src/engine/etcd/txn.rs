@@ -1,10 +1,10 @@
 //! The transactions on entries.
 
-use super::client::Outcome as Answer;
 use super::client::messages::{
     Compare, DeleteRequest, KeyValue, Op, OpAnswer, PutRequest, RangeRequest, RangeResponse, ResponseOp, TxnRequest,
     TxnResponse,
 };
+use super::client::{Kind, Outcome as Answer};
 use super::leases::{Class, Lease};
 use super::store::{Etcd, Range};
 use crate::clock::Moment;
@@ -223,7 +223,7 @@ impl Etcd {
         leases: impl IntoIterator<Item = &'l Arc<Lease>>,
     ) -> Answer<T> {
         answer.inspect_err(|refusal| {
-            if refusal.status.is_lease_gone() {
+            if refusal.status.kind == Kind::LeaseGone {
                 leases.into_iter().for_each(|lease| self.leases.forget(lease.id));
             }
         })

@@ -8,6 +8,7 @@ use std::time::Duration;
 use mongodb::error::{Error, ErrorKind, RETRYABLE_WRITE_ERROR, WriteFailure};
 
 use super::connection::diagnostics::{self, Diagnosis};
+use crate::engine::errors::{Row, find, render, rows};
 use crate::error::{EngineError, is_passing_of_network};
 
 /// The engine's name in errors.
@@ -24,53 +25,45 @@ const UNCONFIRMED: i32 = 64;
 /// UnsatisfiableWriteConcern: the set has too few members for the write concern.
 pub(super) const UNSATISFIABLE: i32 = 100;
 
-/// Codes of transient errors: elections, shutdowns, start-up, errors between the members, timeouts, overload.
-const TRANSIENT: [i32; 29] = [
-    6,  // HostUnreachable
-    7,  // HostNotFound
-    24, // LockTimeout
-    43, // CursorNotFound
-    50, // MaxTimeMSExpired
-    UNCONFIRMED,
-    89,    // NetworkTimeout
-    91,    // ShutdownInProgress
-    94,    // NotYetInitialized
-    112,   // WriteConflict
-    133,   // FailedToSatisfyReadPreference
-    134,   // ReadConcernMajorityNotAvailableYet
-    175,   // QueryPlanKilled
-    189,   // PrimarySteppedDown
-    202,   // NetworkInterfaceExceededTimeLimit
-    217,   // IncompleteTransactionHistory: the result of a retried write is not stored any more
-    237,   // CursorKilled
-    262,   // ExceededTimeLimit
-    365,   // TemporarilyUnavailable
-    462,   // IngressRequestRateLimitExceeded
-    9001,  // SocketException
-    10107, // NotWritablePrimary
-    11600, // InterruptedAtShutdown
-    11601, // Interrupted: an operator ended the command
-    11602, // InterruptedDueToReplStateChange
-    13388, // StaleConfig
-    13435, // NotPrimaryNoSecondaryOk
-    13436, // NotPrimaryOrSecondary
-    16500, // RequestRateTooLarge of Azure Cosmos DB, and of other servers that limit requests
-];
+/// The server's errors that pass (elections, shutdowns, start-up, errors between the members, timeouts, overload), or that have a meaning.
+const ERRORS: &[Row<bool>] = rows! {
+    // WriteConcernFailed.
+    "64" => true, "too few members of the replica set confirmed the write in time; check that the majority of those with data is up:";
+    // HostUnreachable, HostNotFound, LockTimeout, CursorNotFound, MaxTimeMSExpired, NetworkTimeout, ShutdownInProgress, NotYetInitialized,
+    // WriteConflict, FailedToSatisfyReadPreference, ReadConcernMajorityNotAvailableYet, QueryPlanKilled, PrimarySteppedDown,
+    // NetworkInterfaceExceededTimeLimit.
+    "6 7 24 43 50 89 91 94 112 133 134 175 189 202" => true;
+    // IncompleteTransactionHistory: the result of a retried write is not stored any more.
+    "217" => true;
+    // CursorKilled, ExceededTimeLimit, TemporarilyUnavailable, IngressRequestRateLimitExceeded, SocketException, NotWritablePrimary,
+    // InterruptedAtShutdown, Interrupted (an operator ended the command), InterruptedDueToReplStateChange, StaleConfig,
+    // NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary.
+    "237 262 365 462 9001 10107 11600 11601 11602 13388 13435 13436" => true;
+    // RequestRateTooLarge of Azure Cosmos DB, and of other servers that limit requests.
+    "16500" => true;
+    // The server's code is the same for a user without the right and for a connection without a login.
+    "13: requires authentication" => false, "the server requires a login, and the URL names no user:";
+    "13" => false, "the user has not the right to do this:";
+    "11000" => false, "a unique index of another program conflicts:";
+};
 
 /// Codes of a server without change streams: CommandNotFound, CommandNotSupported, FailedToParse of an unknown stage, and "only
 /// supported on replica sets".
 const NO_CHANGE_STREAMS: [i32; 4] = [59, 115, 40324, 40573];
 
-/// Failures that this engine detects, not the driver.
+/// A failure that this engine detects, not the driver.
 #[derive(Debug)]
-enum OwnFailure {
+struct OwnFailure(Own, Diagnosis);
+
+#[derive(Debug, PartialEq, Eq)]
+enum Own {
     NoTokens,
     /// The caller dropped the attempt.
     Cancelled,
-    /// The driver gave no answer for this time.
-    Unanswered(Duration),
+    /// The driver gave no answer in time.
+    Unanswered,
     /// The driver found no usable server.
-    NoServer(Diagnosis),
+    NoServer,
 }
 
 /// An error of the driver, or of the engine. Its message omits the labels and commands that the driver adds.
@@ -94,14 +87,8 @@ impl Failure {
             // Otherwise the driver does not support the servers' version.
             ErrorKind::ServerSelection { .. } => self.is_selection_timeout(),
             ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::DnsResolve { .. } => true,
-            ErrorKind::Custom(_) => match self.own() {
-                Some(OwnFailure::NoServer(diagnosis)) => diagnosis.is_transient,
-                own => own.is_some(),
-            },
-            _ => {
-                self.0.contains_label(RETRYABLE_WRITE_ERROR)
-                    || self.code().is_some_and(|code| TRANSIENT.contains(&code))
-            }
+            ErrorKind::Custom(_) => self.own().is_some_and(|OwnFailure(_, why)| why.is_transient),
+            _ => self.0.contains_label(RETRYABLE_WRITE_ERROR) || self.meaning().is_some_and(|(passes, _)| passes),
         }
     }
 
@@ -131,41 +118,37 @@ impl Failure {
     /// Whether a document of this name exists. (A unique index of another tool has the same code: this is a failure, not an
     /// answer.)
     pub(super) fn is_duplicate_key(&self) -> bool {
-        let names_an_index = |message: &str| message.contains(" index: ") && !message.contains(" index: _id_ ");
-        self.code() == Some(DUPLICATE_KEY) && !self.message().is_some_and(names_an_index)
+        self.refusal().is_some_and(|(code, message, _)| {
+            code == DUPLICATE_KEY && (!message.contains(" index: ") || message.contains(" index: _id_ "))
+        })
     }
 
-    /// Returns the server's message.
-    fn message(&self) -> Option<&str> {
-        match &*self.0.kind {
-            ErrorKind::Command(error) => Some(&error.message),
-            ErrorKind::Write(WriteFailure::WriteError(error)) => Some(&error.message),
-            ErrorKind::InsertMany(many) => {
-                let first = many.write_errors.as_ref().and_then(|errors| errors.first());
-                first.map(|error| error.message.as_str())
-            }
-            _ => None,
-        }
+    /// Whether the server's error passes, and what it means.
+    fn meaning(&self) -> Option<(bool, &'static str)> {
+        let (code, message, _) = self.refusal()?;
+        find(ERRORS, &code.to_string(), message)
     }
 
     /// Creates the failure of a grant while the cluster's clock does not advance.
     pub(super) fn without_tokens() -> Self {
-        Failure(Error::custom(OwnFailure::NoTokens))
+        let text = "the cluster time is so far ahead of the primary's clock that there are no fencing tokens left";
+        Failure::of_engine(Own::NoTokens, diagnostics::transient(text))
     }
 
     /// Creates the failure of an attempt that its caller dropped.
     pub(super) fn cancelled() -> Self {
-        Failure(Error::custom(OwnFailure::Cancelled))
+        Failure::of_engine(Own::Cancelled, diagnostics::transient("the caller dropped the attempt"))
     }
 
     /// Whether the caller dropped the attempt.
     pub(super) fn is_cancelled(&self) -> bool {
-        matches!(self.own(), Some(OwnFailure::Cancelled))
+        self.is_own(&Own::Cancelled)
     }
 
     /// Creates the failure of a call without an answer within `limit`.
     pub(super) fn unanswered(limit: Duration) -> Self {
-        Failure(Error::custom(OwnFailure::Unanswered(limit)))
+        let text = format!("no answer within {} ms", limit.as_millis());
+        Failure::of_engine(Own::Unanswered, diagnostics::transient(&text))
     }
 
     /// Creates the failure of a call on a closed engine.
@@ -175,12 +158,20 @@ impl Failure {
 
     /// Creates the failure to find a usable server.
     pub(super) fn no_server(diagnosis: Diagnosis) -> Self {
-        Failure(Error::custom(OwnFailure::NoServer(diagnosis)))
+        Failure::of_engine(Own::NoServer, diagnosis)
     }
 
     /// Whether a command was not answered, so that the server may execute it at any time.
     pub(super) fn is_without_answer(&self) -> bool {
-        matches!(*self.0.kind, ErrorKind::Io(_)) || matches!(self.own(), Some(OwnFailure::Unanswered(_)))
+        matches!(*self.0.kind, ErrorKind::Io(_)) || self.is_own(&Own::Unanswered)
+    }
+
+    fn of_engine(what: Own, why: Diagnosis) -> Self {
+        Failure(Error::custom(OwnFailure(what, why)))
+    }
+
+    fn is_own(&self, what: &Own) -> bool {
+        self.own().is_some_and(|OwnFailure(own, _)| own == what)
     }
 
     fn own(&self) -> Option<&OwnFailure> {
@@ -207,8 +198,7 @@ impl Failure {
 
     /// Whether the driver found no usable server.
     pub(super) fn is_server_selection(&self) -> bool {
-        matches!(&*self.0.kind, ErrorKind::ServerSelection { .. })
-            || matches!(self.own(), Some(OwnFailure::NoServer(_)))
+        matches!(&*self.0.kind, ErrorKind::ServerSelection { .. }) || self.is_own(&Own::NoServer)
     }
 
     /// Whether the driver found no usable server within its timeout, and does not describe the servers.
@@ -218,27 +208,26 @@ impl Failure {
 
     /// Returns the server's code.
     pub(super) fn code(&self) -> Option<i32> {
-        match &*self.0.kind {
-            ErrorKind::Command(error) => Some(error.code),
-            ErrorKind::Write(WriteFailure::WriteError(error)) => Some(error.code),
-            ErrorKind::Write(WriteFailure::WriteConcernError(error)) => Some(error.code),
-            ErrorKind::InsertMany(many) => match (&many.write_errors, &many.write_concern_error) {
-                (Some(errors), _) => errors.first().map(|error| error.code),
-                (None, error) => error.as_ref().map(|error| error.code),
-            },
-            _ => None,
-        }
+        self.refusal().map(|(code, ..)| code)
     }
 
     /// Returns the index of the document that the server refused.
     pub(super) fn index(&self) -> usize {
-        match &*self.0.kind {
-            ErrorKind::InsertMany(many) => {
-                let first = many.write_errors.as_ref().and_then(|errors| errors.first());
-                first.map_or(0, |error| error.index)
-            }
-            _ => 0,
-        }
+        self.refusal().map_or(0, |(.., index)| index)
+    }
+
+    /// Returns the code and the message of the server, and the index of the document that it refused.
+    fn refusal(&self) -> Option<(i32, &str, usize)> {
+        Some(match &*self.0.kind {
+            ErrorKind::Command(error) => (error.code, &error.message, 0),
+            ErrorKind::Write(WriteFailure::WriteError(error)) => (error.code, &error.message, 0),
+            ErrorKind::Write(WriteFailure::WriteConcernError(error)) => (error.code, &error.message, 0),
+            ErrorKind::InsertMany(many) => match (&many.write_errors, &many.write_concern_error) {
+                (Some(errors), _) => errors.first().map(|error| (error.code, &*error.message, error.index))?,
+                (None, error) => error.as_ref().map(|error| (error.code, &*error.message, 0))?,
+            },
+            _ => return None,
+        })
     }
 }
 
@@ -250,46 +239,21 @@ impl From<Error> for Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.0.kind {
-            ErrorKind::Command(error) if error.code == UNAUTHORIZED => f.write_str(forbidden(&error.message))?,
-            _ if self.code() == Some(UNAUTHORIZED) => f.write_str("the user has not the right to do this: ")?,
-            _ if self.code() == Some(DUPLICATE_KEY) => {
-                f.write_str("a unique index of another program conflicts: ")?;
-            }
-            _ => {}
+        if let Some((code, message, _)) = self.refusal() {
+            let text = format!("{} (code {code})", without_command(message));
+            let meaning = match (self.meaning(), &*self.0.kind) {
+                (Some((_, meaning)), _) if !meaning.is_empty() => meaning,
+                (_, ErrorKind::Write(WriteFailure::WriteConcernError(_))) => "the write concern was not met:",
+                _ => "",
+            };
+            return f.write_str(&render(text, meaning));
         }
-        match self.own() {
-            Some(OwnFailure::NoTokens) => {
-                return f.write_str(
-                    "the cluster time is so far ahead of the primary's clock that there are no fencing tokens left",
-                );
-            }
-            Some(OwnFailure::Cancelled) => return f.write_str("the caller dropped the attempt"),
-            Some(OwnFailure::NoServer(diagnosis)) => return f.write_str(&diagnosis.text),
-            Some(OwnFailure::Unanswered(limit)) => return write!(f, "no answer within {} ms", limit.as_millis()),
-            None => {}
+        if let Some(OwnFailure(_, why)) = self.own() {
+            return f.write_str(&why.text);
         }
         match &*self.0.kind {
             ErrorKind::Authentication { message, .. } => write!(f, "wrong user, password or authSource: {message}"),
-            ErrorKind::Command(error) => write!(f, "{} (code {})", without_command(&error.message), error.code),
-            ErrorKind::Write(WriteFailure::WriteError(error)) => write!(f, "{} (code {})", error.message, error.code),
-            ErrorKind::InsertMany(many) => match many.write_errors.as_ref().and_then(|errors| errors.first()) {
-                Some(error) => write!(f, "{} (code {})", error.message, error.code),
-                None => f.write_str("some documents could not be written"),
-            },
-            ErrorKind::Write(WriteFailure::WriteConcernError(error)) if error.code == UNCONFIRMED => write!(
-                f,
-                "too few members of the replica set confirmed the write in time: check that the majority of those with data is up \
-                 ({}, code {})",
-                error.message, error.code
-            ),
-            ErrorKind::Write(WriteFailure::WriteConcernError(error)) => {
-                write!(
-                    f,
-                    "the write concern was not met: {} (code {})",
-                    error.message, error.code
-                )
-            }
+            ErrorKind::InsertMany(_) => f.write_str("some documents could not be written"),
             ErrorKind::ServerSelection { message, .. } => {
                 // The driver's description of the servers follows.
                 let reason = message.split(". Topology: ").next().unwrap_or(message);
@@ -304,14 +268,6 @@ impl fmt::Display for Failure {
 impl StdError for Failure {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source()
-    }
-}
-
-/// Describes a refusal. The server's code is the same for a user without the right and for a connection without a login.
-fn forbidden(message: &str) -> &'static str {
-    match message.contains("requires authentication") {
-        true => "the server requires a login, and the URL names no user: ",
-        false => "the user has not the right to do this: ",
     }
 }
 
@@ -357,7 +313,7 @@ mod tests {
         );
         assert!(!Failure(Error::custom("anything else")).retryable());
         assert!(Failure::without_tokens().retryable());
-        assert!(TRANSIENT.contains(&16500));
+        assert_eq!(find(ERRORS, "16500", ""), Some((true, "")));
         let no_descriptor = std::io::Error::from_raw_os_error(24).to_string();
         for text in [
             &*no_descriptor,

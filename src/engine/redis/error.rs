@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError};
 
-use super::advice::{Kind, WrongServer, explain, explain_sentinel, tls_error, without_arguments};
+use super::advice::{PASSING, explained, explained_of_sentinel, of_call, tls_error, without_arguments};
+use crate::engine::errors::render;
 use crate::error::{EngineError, is_passing_of_network};
 
 /// The engine's name in errors.
@@ -22,14 +23,10 @@ pub(super) enum Failure {
     Call(RedisError),
     /// The server sent a reply that the command or script does not have.
     Unexpected(&'static str),
-    /// The server refuses a command that locks need: the command, and the error.
-    Refused { command: String, error: String },
-    /// The server is not what the URL says.
-    WrongServer(WrongServer),
+    /// The server is not what the URL says, or cannot keep locks. Contains the address, or what it is.
+    WrongServer(Arc<str>, &'static str),
     /// The caller's function gave no login for a new connection.
     NoLogin(String),
-    /// The server is older than the engine supports.
-    TooOld(String),
     /// The leases of a claim's first names ended before its last names were granted.
     TooSlow,
     /// The sentinels know no master, or the server that they name is none.
@@ -66,8 +63,10 @@ impl Failure {
                     .detail()
                     .is_some_and(|text| text.contains("cluster support disabled")) =>
             {
-                let (address, kind) = (address.into(), Kind::NotInCluster);
-                Failure::WrongServer(WrongServer { address, kind })
+                Failure::WrongServer(
+                    address.into(),
+                    " is not a node of a Redis Cluster: use redis://HOST:PORT",
+                )
             }
             _ => self,
         }
@@ -98,15 +97,11 @@ impl Failure {
     pub(super) fn retryable(&self) -> bool {
         match self {
             Failure::Connect { error, .. } | Failure::Call(error) => passes(error),
-            Failure::NoMaster(reason) => reason.passes(),
+            Failure::NoMaster(reason) => reason.passes,
             Failure::Replicas { .. } | Failure::Unserved | Failure::Moving | Failure::TooSlow | Failure::NoLogin(_) => {
                 true
             }
-            Failure::Unexpected(_)
-            | Failure::Refused { .. }
-            | Failure::WrongServer(_)
-            | Failure::TooOld(_)
-            | Failure::Closed(_) => false,
+            Failure::Unexpected(_) | Failure::WrongServer(..) | Failure::Closed(_) => false,
         }
     }
 
@@ -114,31 +109,34 @@ impl Failure {
     fn is_of_tls(&self) -> bool {
         match self {
             Failure::Connect { error, .. } | Failure::Call(error) => tls_error(error).is_some(),
-            Failure::NoMaster(NoMaster::Unnamed(_, refusals)) => refusals
-                .iter()
-                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if tls_error(error).is_some())),
+            Failure::NoMaster(reason) => reason.is_of_tls,
             _ => false,
         }
     }
 
+    /// Whether the server refused the call with one of these codes.
+    pub(super) fn is(&self, codes: &[&str]) -> bool {
+        matches!(self, Failure::Call(error) if codes.contains(&code(error)))
+    }
+
     /// Whether the server does not know the script.
     pub(super) fn is_unknown_script(&self) -> bool {
-        matches!(self, Failure::Call(error) if code(error) == "NOSCRIPT")
+        self.is(&["NOSCRIPT"])
     }
 
     /// Whether a node of a cluster did not execute the call because a slot moves.
     pub(super) fn is_moving(&self) -> bool {
-        matches!(self, Failure::Call(error) if matches!(code(error), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
+        self.is(&["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"])
     }
 
     /// Whether a node of a cluster did not execute the call because the keys of a name are not all on the same node.
     pub(super) fn is_split(&self) -> bool {
-        matches!(self, Failure::Call(error) if code(error) == "TRYAGAIN")
+        self.is(&["TRYAGAIN"])
     }
 
     /// Whether a key has a type other than string.
     pub(super) fn is_wrong_type(&self) -> bool {
-        matches!(self, Failure::Call(error) if code(error) == "WRONGTYPE")
+        self.is(&["WRONGTYPE"])
     }
 }
 
@@ -151,39 +149,16 @@ impl From<RedisError> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Connect { address, error } => {
-                write!(f, "no connection to {address}: ")?;
-                explain(error, f)
-            }
+            Failure::Connect { address, error } => write!(f, "no connection to {address}: {}", explained(error)),
             Failure::Call(error) => {
-                f.write_str(match code(error) {
-                    "WRONGTYPE" => "a key of the lock has a value of another type: ",
-                    "MOVED" | "ASK" => "the server is a node of a Redis Cluster (use redis+cluster://): ",
-                    "CROSSSLOT" => {
-                        "the server has several shards behind one address (add ?sharded=true to the URL), or is a node of a Redis \
-                         Cluster (use redis+cluster://): "
-                    }
-                    "TRYAGAIN" => {
-                        "the slot of the name is moving to another node of the cluster, or the move was interrupted (see \
-                         redis-cli --cluster check, and end it with --cluster fix): "
-                    }
-                    "NOPERM" => "the server's ACL forbids it: ",
-                    _ => "",
-                })?;
-                explain(error, f)
+                let meaning = of_call(error).map_or("", |(_, meaning)| meaning);
+                f.write_str(&render(explained(error), meaning))
             }
             Failure::Unexpected(what) => write!(f, "unexpected reply from Redis to {what}"),
-            Failure::Refused { command, error } => write!(f, "the server refuses {command}, which locks need: {error}"),
-            Failure::WrongServer(wrong) => wrong.fmt(f),
+            Failure::WrongServer(address, what) => write!(f, "{address}{what}"),
             Failure::NoLogin(why) => write!(f, "no login for a new connection: {why}"),
-            Failure::TooOld(version) => {
-                write!(
-                    f,
-                    "Redis 6.2 or newer is needed, and 7.0 for a cluster; this is {version}"
-                )
-            }
             Failure::TooSlow => f.write_str("the ttl is too short for the number of names in this cluster"),
-            Failure::NoMaster(reason) => reason.fmt(f),
+            Failure::NoMaster(reason) => f.write_str(&reason.text),
             Failure::Replicas { acknowledged, wanted } => write!(
                 f,
                 "{acknowledged} of the {wanted} replicas that minReplicas asks for have acknowledged it in time"
@@ -206,52 +181,27 @@ impl StdError for Failure {
 
 /// The reason why there is no master to connect to.
 #[derive(Debug, Clone)]
-pub(super) enum NoMaster {
-    /// No sentinel reports one: the name, and the answer of each sentinel.
-    Unnamed(Arc<str>, Arc<[(String, Refusal)]>),
-    /// The server that the sentinels report is no master.
-    Other { address: Arc<str>, role: Arc<str> },
-}
-
-/// The answer of a sentinel without an address.
-#[derive(Debug, Clone)]
-pub(super) enum Refusal {
-    /// It does not know the name.
-    Unknown,
-    Failed(RedisError),
+pub(super) struct NoMaster {
+    pub(super) text: Arc<str>,
+    pub(super) passes: bool,
+    pub(super) is_of_tls: bool,
 }
 
 impl NoMaster {
-    /// Whether a retry can help. It cannot if every sentinel has answered, and none knows the name.
-    fn passes(&self) -> bool {
-        match self {
-            NoMaster::Unnamed(_, refusals) => refusals
-                .iter()
-                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if passes(error))),
-            NoMaster::Other { .. } => true,
-        }
-    }
-}
-
-impl fmt::Display for NoMaster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NoMaster::Unnamed(master, refusals) => {
-                write!(f, "no sentinel names a master {master:?} (")?;
-                for (i, (sentinel, refusal)) in refusals.iter().enumerate() {
-                    let separator = if i == 0 { "" } else { "; " };
-                    write!(f, "{separator}{sentinel}: ")?;
-                    match refusal {
-                        Refusal::Unknown => f.write_str("does not know that name")?,
-                        Refusal::Failed(error) => explain_sentinel(error, f)?,
-                    }
-                }
-                f.write_str(")")
-            }
-            NoMaster::Other { address, role } => write!(
-                f,
-                "the sentinels name {address} as the master, but its role is {role:?}: a fail-over is under way"
-            ),
+    /// No sentinel reports one: the name, and the error of each sentinel. `None`: it does not know the name. If all have answered so, a
+    /// retry cannot help.
+    pub(super) fn unnamed(master: &str, refusals: &[(String, Option<RedisError>)]) -> Self {
+        let answers = refusals.iter().map(|(sentinel, error)| match error {
+            Some(error) => format!("{sentinel}: {}", explained_of_sentinel(error)),
+            None => format!("{sentinel}: does not know that name"),
+        });
+        let answers = answers.collect::<Vec<_>>().join("; ");
+        let has_error =
+            |fits: &dyn Fn(&RedisError) -> bool| refusals.iter().any(|(_, error)| error.as_ref().is_some_and(fits));
+        NoMaster {
+            text: format!("no sentinel names a master {master:?} ({answers})").into(),
+            passes: has_error(&passes),
+            is_of_tls: has_error(&|error| tls_error(error).is_some()),
         }
     }
 }
@@ -277,30 +227,16 @@ pub(super) fn at(address: &str) -> impl FnOnce(RedisError) -> RedisError {
     }
 }
 
-/// Temporary errors: a server that starts, fails over, is out of memory or of disk space, or runs a slow script.
-const PASSING: [&str; 9] = [
-    "LOADING",
-    "BUSY",
-    "OOM",
-    "READONLY",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "MISCONF",
-    "NOREPLICAS",
-];
-
 /// Returns the code of a server's error, or "".
 ///
 /// Up to Redis 6.2 an error inside a script arrives as `ERR Error running script (…): @user_script:7: -READONLY …`.
-fn code(error: &RedisError) -> &str {
+pub(super) fn code(error: &RedisError) -> &str {
     match (error.code(), error.detail()) {
         (Some("ERR"), Some(detail)) if detail.contains("The user executing the script can't") => "NOPERM",
         (Some("ERR"), Some(detail)) if detail.contains("@user_script") => PASSING
-            .iter()
-            .chain(&["WRONGTYPE"])
-            .find(|code| detail.contains(**code))
-            .copied()
+            .split(' ')
+            .chain(["WRONGTYPE"])
+            .find(|code| detail.contains(code))
             .unwrap_or("ERR"),
         (code, _) => code.unwrap_or_default(),
     }
@@ -315,12 +251,7 @@ pub(super) fn passes(error: &RedisError) -> bool {
             // system's certificates.
             None => error.source().is_none(),
         },
-        ErrorKind::Server(_) | ErrorKind::Extension => {
-            PASSING.contains(&code(error))
-                || error.detail().is_some_and(|detail| {
-                    detail.contains("max number of clients") || detail.contains("busy running a script")
-                })
-        }
+        ErrorKind::Server(_) | ErrorKind::Extension => of_call(error).is_some_and(|(passes, _)| passes),
         _ => false,
     }
 }

@@ -16,9 +16,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::Page;
+use super::failure::Failure;
 use crate::engine::overload_queue::OverloadQueue;
 use crate::engine::{Acquired, Released, Renewed, Result};
-use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// Maximum number of claims in a transaction of several statements, unless one job has more; half of it on MySQL and MariaDB. They share
@@ -32,12 +32,6 @@ const NAMES_PER_CLAIM: usize = 8;
 
 /// The bytes of metadata that count as one claim. This limits the metadata of a statement of 256 claims to about 1 MiB, unless one job has more.
 const METADATA_PER_CLAIM: usize = 4 * 1024;
-
-/// A failure that the calls of one transaction share.
-pub(super) trait Failed: Sync {
-    /// Returns the failure as an error of one call.
-    fn error(&self, op: &'static str) -> EngineError;
-}
 
 /// The answer to a job: stored when the job is executed, sent after the commit.
 pub(super) struct Reply<T> {
@@ -56,7 +50,7 @@ impl<T> Reply<T> {
         self.answer = Some(answer);
     }
 
-    fn send(self, op: &'static str, failure: Option<&dyn Failed>) {
+    fn send(self, op: &'static str, failure: Option<&Failure>) {
         let result = match (failure, self.answer) {
             (Some(failure), _) => Err(failure.error(op)),
             (None, Some(answer)) => Ok(answer),
@@ -234,7 +228,7 @@ impl Job {
     }
 
     /// Sends the answer, or the failure of the transaction.
-    pub(super) fn answer(self, failure: Option<&dyn Failed>) {
+    pub(super) fn answer(self, failure: Option<&Failure>) {
         match self {
             Job::Acquire(_, _, reply) => reply.send("acquire", failure),
             Job::Renew(_, _, reply) => reply.send("renew", failure),

@@ -1,6 +1,7 @@
 //! SQL stores: one row per held lock, one row per waiter, and the database's clock.
 //!
 //! - `calls.rs`, `jobs.rs`: the calls of an engine, as jobs in the queue of its connection. `dropped_calls.rs`: silent connections. `page.rs`: the pages of a list.
+//!   `failure.rs`: their failures.
 //! - `config.rs`, `sqlite/`: the embedded store. `udp_wakeup.rs`: wakes its waiters, by datagrams on the loopback interface.
 //! - `server/`: the engine of SQL servers. `ledger/`: the rows that its transactions lock, and what calls change in them. `postgres/`,
 //!   `mysql/`: the dialects.
@@ -10,6 +11,7 @@ mod calls;
 #[cfg(feature = "sqlite")]
 mod config;
 mod dropped_calls;
+mod failure;
 mod jobs;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod ledger;

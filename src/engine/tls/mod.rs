@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use rustls::CertificateError;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::TlsFiles;
+use super::errors::{Row, find, rows};
 
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 mod client;
@@ -15,35 +15,23 @@ mod client;
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 pub(in crate::engine) use self::client::{Verified, client_config};
 
-/// What is wrong with the certificate of a server.
-pub(in crate::engine) enum CertificateFault {
-    /// Its authority is not trusted.
-    Untrusted,
-    OtherName,
-    Expired,
-}
+/// What to do about errors of TLS, by the texts of rustls. The number is that of a store's addition.
+const ADVICE: &[Row<usize>] = rows! {
+    // Two authorities of one name: the signature does not match.
+    ": UnknownIssuer|peer certificate: BadSignature" => 0, "the certificate of the server is from an authority that is not trusted here: \
+        set tls.caFile or tls.ca to the certificate of that authority";
+    ": NotValidForName|not valid for name" => 1, "the certificate of the server is for another host name: use the name in \
+        the certificate as the host of the URL";
+    ": certificate expired|peer certificate: Expired" => 2, "renew the certificate of the server, or correct the clock of this machine";
+    ": alert: CertificateRequired|alert: UnknownCA|alert: BadCertificate" => 2,
+        "the server requires a client certificate that it trusts: set tls.certFile and tls.keyFile (or tls.cert and tls.key)";
+};
 
-impl CertificateFault {
-    /// What to do about a certificate that has expired.
-    pub(in crate::engine) const EXPIRED: &str =
-        "renew the certificate of the server, or correct the clock of this machine";
-
-    /// Returns what is wrong with the certificate, if an error of TLS says so.
-    pub(in crate::engine) fn of(error: &rustls::Error) -> Option<Self> {
-        use CertificateError::{
-            BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
-        };
-        let rustls::Error::InvalidCertificate(certificate) = error else {
-            return None;
-        };
-        match certificate {
-            // Two authorities of one name: the signature does not match.
-            UnknownIssuer | BadSignature => Some(Self::Untrusted),
-            NotValidForName | NotValidForNameContext { .. } => Some(Self::OtherName),
-            Expired | ExpiredContext { .. } => Some(Self::Expired),
-            _ => None,
-        }
-    }
+/// Returns what to do about an error of TLS, if that is known. `additions`: what else helps against the certificate of an
+/// unknown authority, and against one for another name.
+pub(in crate::engine) fn advice(text: &str, additions: [&str; 2]) -> Option<String> {
+    let (number, advice) = find(ADVICE, "", text)?;
+    Some(format!("{advice}{}", additions.get(number).unwrap_or(&"")))
 }
 
 /// A wrong setting, and what is wrong with it.

@@ -1,13 +1,37 @@
 //! What the errors of the client mean for a caller, and what to do about them.
 
-use super::client::{Failure as Refusal, code};
+use super::client::Failure as Refusal;
 use crate::engine::entries::Failure;
+use crate::engine::errors::{Row, find, rows};
+
+/// The errors of a server: whether they pass, their names, and what to do.
+const ERRORS: &[Row<bool>] = rows! {
+    "-6" => false, "Unimplemented (-6): use ZooKeeper 3.6 or later";
+    "-102" => false, "NoAuth (-102): give the login of the URL the permissions create, read, write and delete on the path of the URL and below \
+        it, and check its password";
+    "-114" => false, "InvalidACL (-114): the server has not accepted the login of the URL";
+    "-115" => false, "AuthFailed (-115): check the user and the password of the URL";
+    "-125" => true, "QuotaExceeded (-125): raise the quota of the path of the URL";
+    "-127" => true, "ThrottledOp (-127): the server is overloaded";
+    "-112" => true, "SessionExpired (-112): the locks of this process have ended";
+    "-118" => true, "SessionMoved (-118): the session has another connection";
+    "-101" => true, "NoNode (-101): a node was deleted during the call";
+    "-103" => true, "BadVersion (-103): a node was changed during the call";
+    "-110" => true, "NodeExists (-110): a node was created during the call";
+};
 
 /// Describes the failure of a request at `address`.
 pub(super) fn failure(refusal: Refusal, address: &str) -> Failure {
     let at = |text: &str| format!("{text} ({address})");
     let (passes, text) = match refusal {
-        Refusal::Refused(code) => refused(code, address),
+        Refusal::Refused(code) => {
+            let (passes, what) = find(ERRORS, &code.to_string(), "").unwrap_or((true, ""));
+            let text = match what {
+                "" => format!("with the error {code}; its log has the reason"),
+                what => what.to_owned(),
+            };
+            (passes, format!("the server at {address} answered {text}"))
+        }
         Refusal::Broken(why) => (true, at(&format!("the connection broke: {why}"))),
         Refusal::Unreachable(failure) => return failure,
         Refusal::Malformed => (
@@ -40,35 +64,6 @@ pub(super) fn failure(refusal: Refusal, address: &str) -> Failure {
     }
 }
 
-/// Whether an error of a server passes, and its text.
-fn refused(code: i32, address: &str) -> (bool, String) {
-    let (passes, name, advice) = match code {
-        code::UNIMPLEMENTED => (false, "Unimplemented", "use ZooKeeper 3.6 or later"),
-        code::NO_AUTH => (
-            false,
-            "NoAuth",
-            "give the login of the URL the permissions create, read, write and delete on the path of the URL and below it, and check its password",
-        ),
-        code::INVALID_ACL => (false, "InvalidACL", "the server has not accepted the login of the URL"),
-        code::AUTH_FAILED => (false, "AuthFailed", "check the user and the password of the URL"),
-        code::QUOTA_EXCEEDED => (true, "QuotaExceeded", "raise the quota of the path of the URL"),
-        code::THROTTLED => (true, "ThrottledOp", "the server is overloaded"),
-        code::SESSION_EXPIRED => (true, "SessionExpired", "the locks of this process have ended"),
-        code::SESSION_MOVED => (true, "SessionMoved", "the session has another connection"),
-        code::NO_NODE => (true, "NoNode", "a node was deleted during the call"),
-        code::BAD_VERSION => (true, "BadVersion", "a node was changed during the call"),
-        code::NODE_EXISTS => (true, "NodeExists", "a node was created during the call"),
-        _ => {
-            let text = format!("the server at {address} answered with the error {code}; its log has the reason");
-            return (true, text);
-        }
-    };
-    (
-        passes,
-        format!("the server at {address} answered {name} ({code}): {advice}"),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,7 +71,7 @@ mod tests {
     #[test]
     fn errors_say_what_to_do_and_whether_they_pass() {
         let error = |refusal: Refusal| failure(refusal, "h:2181").of("zookeeper", "acquire");
-        let refused = error(Refusal::Refused(code::NO_AUTH));
+        let refused = error(Refusal::Refused(-102));
         assert!(
             !refused.retryable && refused.to_string().contains("NoAuth (-102)"),
             "{refused}"

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::framing::Frames;
 use super::liveness::{HEALTH, close_when_silent};
-use super::status::Status;
+use super::status::{Kind, Status};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
 use crate::engine::entries::target::{NEEDS_CERTIFICATE, Server};
@@ -74,8 +74,8 @@ impl Connection {
     pub(super) async fn open(server: &Server, tls: Option<&TlsFiles>, is_alone: bool) -> Result<Self, Status> {
         let io = server.connect(tls, Some("h2")).boxed().await;
         let io = io.map_err(|failure| match failure.passes {
-            true => Status::Broken(failure.text),
-            false => Status::Wrong(failure.text),
+            true => Status::broken(failure.text),
+            false => Status::wrong(failure.text),
         })?;
         let (sender, connection) = h2::client::Builder::new()
             .initial_window_size(1 << 20)
@@ -135,7 +135,7 @@ impl Connection {
         if let Some(token) = token.filter(|token| !token.is_empty()) {
             request = request.header("token", token);
         }
-        request.body(()).map_err(|error| Status::Wrong(error.to_string()))
+        request.body(()).map_err(|error| Status::wrong(error.to_string()))
     }
 
     /// Waits until a request can be sent.
@@ -180,8 +180,8 @@ impl Connection {
         stream.send(message, true)?;
         let answering = async move {
             match stream.only().await {
-                Err(Status::Broken(_)) if sent.0.is_silent.load(Relaxed) => {
-                    Err(Status::Broken("the server did not answer".into()))
+                Err(Status { kind: Kind::Broken, .. }) if sent.0.is_silent.load(Relaxed) => {
+                    Err(Status::broken("the server did not answer"))
                 }
                 answer => answer,
             }
@@ -191,16 +191,12 @@ impl Connection {
 
     /// Adds what the reason may be if the connection broke. For servers that have never answered.
     pub(super) fn explained(&self, status: Status) -> Status {
-        match status {
-            Status::Broken(text) if !self.state.is_silent.load(Relaxed) => {
-                let advice = match self.is_secure {
-                    true => NEEDS_CERTIFICATE,
-                    false => "check the port: the server may need TLS (etcds://), or may not be etcd",
-                };
-                Status::Broken(format!("{text}; {advice}"))
-            }
-            status => status,
-        }
+        let advice = match self.is_secure {
+            _ if status.kind != Kind::Broken || self.state.is_silent.load(Relaxed) => return status,
+            true => NEEDS_CERTIFICATE,
+            false => "check the port: the server may need TLS (etcds://), or may not be etcd",
+        };
+        Status::broken(format!("{status}; {advice}"))
     }
 
     /// Waits until no attempt of an owner is without an answer: etcd executes the requests of a connection in any order.
@@ -310,22 +306,20 @@ fn checked(head: &http::response::Parts) -> Result<(), Status> {
     let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
     if head.status != 200 {
         return Err(match head.status.is_server_error() {
-            true => Status::Broken(format!("a proxy answered {}", head.status)),
-            false => Status::Wrong(format!("HTTP status {}: it is not etcd 3.4 or later", head.status)),
+            true => Status::broken(format!("a proxy answered {}", head.status)),
+            false => Status::wrong(format!("HTTP status {}: it is not etcd 3.4 or later", head.status)),
         });
     }
     match head.headers.get("content-type").is_some_and(is_grpc) {
         true => Ok(()),
-        false => Err(Status::Wrong(
-            "it does not speak gRPC: it is not etcd 3.4 or later".into(),
-        )),
+        false => Err(Status::wrong("it does not speak gRPC: it is not etcd 3.4 or later")),
     }
 }
 
 fn broken(error: &h2::Error) -> Status {
-    Status::Broken(format!("the connection broke: {error}"))
+    Status::broken(format!("the connection broke: {error}"))
 }
 
 pub(super) fn closed() -> Status {
-    Status::Broken("the connection was closed".into())
+    Status::broken("the connection was closed")
 }

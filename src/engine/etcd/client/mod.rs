@@ -23,7 +23,8 @@ use tokio::time::{sleep, timeout};
 use self::connection::Connection;
 use self::framing::{decoded, encoded};
 use self::messages::{AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse};
-pub(super) use self::status::Status;
+pub(super) use self::status::Kind;
+use self::status::Status;
 #[cfg(test)]
 pub(super) use self::watches::Watch;
 pub(super) use self::watches::Watches;
@@ -163,7 +164,7 @@ impl Client {
                 let token = self.token(&connection).await?;
                 let answer = connection.unary(path, token.as_deref(), message.clone(), attempt).await;
                 self.has_answered
-                    .fetch_or(!matches!(answer, Err(Status::Broken(_))), Relaxed);
+                    .fetch_or(!matches!(answer, Err(Status { kind: Kind::Broken, .. })), Relaxed);
                 match answer {
                     Ok(bytes) => return Ok((bytes, connection)),
                     Err(status) if status.needs_login() && !is_repeated => {
@@ -203,7 +204,7 @@ impl Client {
                 return Ok(current.clone());
             }
             if state.is_closed {
-                let status = Status::Broken("the service is closed".into());
+                let status = Status::broken("the service is closed");
                 return Err(Failure::not_sent(status, self.address()));
             }
             let open = || {
@@ -239,13 +240,13 @@ impl Client {
     /// Leaves a member that has failed, if there is another one.
     fn failed(&self, connection: &Arc<Connection>, status: Status) -> Failure {
         let servers = &self.servers.list;
-        if status.is_of_member() {
+        if matches!(status.kind, Kind::OfMember | Kind::Broken | Kind::Wrong) {
             let mut state = self.state.lock();
             let is_current = state
                 .current
                 .as_ref()
                 .is_some_and(|current| Arc::ptr_eq(current, connection));
-            if is_current && (servers.len() > 1 || matches!(status, Status::Broken(_))) {
+            if is_current && (servers.len() > 1 || status.kind == Kind::Broken) {
                 state.current = None;
                 // Also for the watches: nothing would detect that a connection without requests is dead.
                 connection.close();
@@ -279,7 +280,7 @@ impl Client {
         let answer = connection.unary(AUTHENTICATE, None, encoded(&request), None).await;
         let token: Arc<str> = match answer.and_then(decoded::<AuthenticateResponse>) {
             Ok(answer) => answer.token.into(),
-            Err(status) if status.has_no_users() => "".into(),
+            Err(status) if status.kind == Kind::NoUsers => "".into(),
             Err(status) => {
                 let mut failure = self.failed(connection, status);
                 failure.is_sent = false;
@@ -310,12 +311,8 @@ async fn open(servers: Arc<Servers>, first: usize, pause: Duration) -> Outcome<A
         if let Some(server) = waiting.next() {
             delay = ATTEMPT_DELAY;
             let opening = timeout(OPEN_TIMEOUT, Connection::open(server, servers.tls.as_ref(), count == 1));
-            let late = |_| {
-                Err(Status::Broken(format!(
-                    "no connection within {} ms",
-                    OPEN_TIMEOUT.as_millis()
-                )))
-            };
+            let text = format!("no connection within {} ms", OPEN_TIMEOUT.as_millis());
+            let late = move |_| Err(Status::broken(text));
             let opening = opening.map(move |opened| opened.unwrap_or_else(late));
             attempts.push(opening.map_err(|status| Failure::not_sent(status, server.to_string())));
         }
@@ -333,5 +330,5 @@ async fn open(servers: Arc<Servers>, first: usize, pause: Duration) -> Outcome<A
             Ok(None) => break,
         }
     }
-    Err(failed.unwrap_or_else(|| Failure::not_sent(Status::Broken("no server".into()), servers.to_string())))
+    Err(failed.unwrap_or_else(|| Failure::not_sent(Status::broken("no server"), servers.to_string())))
 }

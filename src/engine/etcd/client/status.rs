@@ -1,164 +1,121 @@
 //! Why a request failed, and what follows from it.
 
-use std::fmt;
+use std::fmt::Display;
 
 use http::HeaderMap;
 
-/// Codes of gRPC (<https://grpc.github.io/grpc/core/md_doc_statuscodes.html>).
-const UNKNOWN: u32 = 2;
-const INVALID_ARGUMENT: u32 = 3;
-const DEADLINE_EXCEEDED: u32 = 4;
-const NOT_FOUND: u32 = 5;
-const ALREADY_EXISTS: u32 = 6;
-const PERMISSION_DENIED: u32 = 7;
-const RESOURCE_EXHAUSTED: u32 = 8;
-const FAILED_PRECONDITION: u32 = 9;
-const ABORTED: u32 = 10;
-const UNIMPLEMENTED: u32 = 12;
-const INTERNAL: u32 = 13;
-const UNAVAILABLE: u32 = 14;
-const DATA_LOSS: u32 = 15;
-const UNAUTHENTICATED: u32 = 16;
+use crate::engine::errors::{Row, find, render, rows};
 
-/// The refusals of a login whose token has expired, or whose users have changed since. (The last one is that of etcd 3.5.1.)
-const OLD_LOGIN: [(u32, &str); 3] = [
-    (UNAUTHENTICATED, "token"),
-    (INVALID_ARGUMENT, "revision of auth store is old"),
-    (UNKNOWN, "revision in header is old"),
-];
-/// The refusal of a request without a login.
-const NO_LOGIN: (u32, &str) = (INVALID_ARGUMENT, "user name is empty");
+/// What follows from the failure of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine::etcd) enum Kind {
+    /// The same request may succeed later.
+    Passing,
+    /// Another member may answer: this one has no leader, or stops.
+    OfMember,
+    /// The connection broke, or a proxy answered for the server.
+    Broken,
+    /// The token of the login has expired, or the users have changed since.
+    OldLogin,
+    /// The request had no login.
+    NoLogin,
+    /// The server has no users, so that a login is not possible and not needed.
+    NoUsers,
+    /// The lease of a put has expired.
+    LeaseGone,
+    /// The store is full, so that it refuses every transaction.
+    Full,
+    /// The configuration must change.
+    Permanent,
+    /// The server cannot be used: for example it is no etcd.
+    Wrong,
+}
+
+/// The refusals of etcd, by the codes of gRPC (<https://grpc.github.io/grpc/core/md_doc_statuscodes.html>).
+const ERRORS: &[Row<Kind>] = rows! {
+    // UNAUTHENTICATED, INVALID_ARGUMENT, UNKNOWN (etcd 3.5.1).
+    "16: token" => Kind::OldLogin;
+    "3: revision of auth store is old" => Kind::OldLogin;
+    "2: revision in header is old" => Kind::OldLogin;
+    "3: user name is empty" => Kind::NoLogin, "the server requires a login: put user:password@ into the URL";
+    "3: authentication failed" => Kind::Permanent, "check the user name and the password; in a URL, special characters are percent-encoded";
+    "5: lease" => Kind::LeaseGone;
+    "7" => Kind::Permanent, "the user needs a role with the permission readwrite on the keys with the prefix (keyPrefix)";
+    "8: space exceeded" => Kind::Full, "compact and defragment the members or raise --quota-backend-bytes, then run etcdctl alarm disarm";
+    "9: not enabled" => Kind::NoUsers;
+    "14: no leader" => Kind::OfMember, "a majority of the members must run and reach each other";
+    // DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE.
+    "4 13 14" => Kind::OfMember;
+    // INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, UNIMPLEMENTED, DATA_LOSS.
+    "3 5 6 9 12 15" => Kind::Permanent;
+};
 
 /// The failure of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine::etcd) enum Status {
-    /// etcd answered with an error.
-    Etcd { code: u32, message: String },
-    /// The connection broke, or a proxy answered for the server.
-    Broken(String),
-    /// The server cannot be used: for example it is no etcd.
-    Wrong(String),
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub(in crate::engine::etcd) struct Status {
+    pub kind: Kind,
+    text: String,
 }
 
 impl Status {
+    pub(super) fn broken(text: impl Into<String>) -> Self {
+        let (kind, text) = (Kind::Broken, text.into());
+        Status { kind, text }
+    }
+
+    pub(super) fn wrong(text: impl Into<String>) -> Self {
+        let (kind, text) = (Kind::Wrong, text.into());
+        Status { kind, text }
+    }
+
     /// An answer that breaks the protocol.
     pub(super) fn protocol(what: &str) -> Self {
-        Status::Broken(format!("unexpected reply: {what}"))
+        Status::broken(format!("unexpected reply: {what}"))
+    }
+
+    /// An answer of etcd.
+    fn refused(code: &str, what: impl Display, message: &str) -> Self {
+        // The text of a server may have any length.
+        let message: String = message.chars().take(300).collect();
+        let (kind, advice) = find(ERRORS, code, &message).unwrap_or((Kind::Passing, ""));
+        let text = render(format_args!("{what}{message} [code {code}]"), advice);
+        Status { kind, text }
     }
 
     /// Returns the failure of a watch that the server has cancelled.
     pub(in crate::engine::etcd) fn cancelled(reason: &str) -> Self {
-        let mut refusals = OLD_LOGIN.iter().chain([&NO_LOGIN]);
-        let code = refusals
-            .find(|(_, text)| reason.contains(text))
-            .map_or(ABORTED, |(code, _)| *code);
-        Status::Etcd {
-            code,
-            message: format!(
-                "the watch was cancelled: {}",
-                reason.chars().take(300).collect::<String>()
-            ),
-        }
+        // The server does not say the code. ABORTED: the same watch may succeed later.
+        let is_of_login = |code: &&str| Status::refused(code, "", reason).needs_login();
+        let code = ["16", "3", "2"].into_iter().find(is_of_login).unwrap_or("10");
+        Status::refused(code, "the watch was cancelled: ", reason)
     }
 
     /// Reads the status in the headers or trailers of an answer. `None`: there is none.
     pub(super) fn read(headers: &HeaderMap) -> Option<Result<(), Self>> {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        let code = text("grpc-status")?.parse().unwrap_or(INTERNAL);
-        let message = text("grpc-message").unwrap_or_default();
+        // INTERNAL.
+        let code: u32 = text("grpc-status")?.parse().unwrap_or(13);
         Some(match code {
             0 => Ok(()),
-            code => Err(Status::Etcd {
-                code,
-                // The text of a server may have any length.
-                message: message.chars().take(300).collect(),
-            }),
+            code => Err(Status::refused(
+                &code.to_string(),
+                "",
+                text("grpc-message").unwrap_or_default(),
+            )),
         })
-    }
-
-    fn is(&self, codes: &[u32], text: &str) -> bool {
-        matches!(self, Status::Etcd { code, message } if codes.contains(code) && message.contains(text))
-    }
-
-    /// Whether the token of the login has expired, or the users have changed since.
-    fn has_old_token(&self) -> bool {
-        OLD_LOGIN.iter().any(|(code, text)| self.is(&[*code], text))
     }
 
     /// Whether a new login may help: also where the server had no users at the last one.
     pub(super) fn needs_login(&self) -> bool {
-        self.has_old_token() || self.is(&[NO_LOGIN.0], NO_LOGIN.1)
-    }
-
-    /// Whether the server has no users, so that a login is not possible and not needed.
-    pub(super) fn has_no_users(&self) -> bool {
-        self.is(&[FAILED_PRECONDITION], "not enabled")
-    }
-
-    /// Whether another member may answer: this one has no leader, or stops.
-    pub(super) fn is_of_member(&self) -> bool {
-        match self {
-            Status::Etcd { code, .. } => [DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE].contains(code),
-            Status::Broken(_) | Status::Wrong(_) => true,
-        }
-    }
-
-    /// Whether the lease of a put has expired.
-    pub(in crate::engine::etcd) fn is_lease_gone(&self) -> bool {
-        self.is(&[NOT_FOUND], "lease")
-    }
-
-    /// Whether the store is full, so that it refuses every transaction.
-    pub(in crate::engine::etcd) fn is_full(&self) -> bool {
-        self.is(&[RESOURCE_EXHAUSTED], "space exceeded")
+        matches!(self.kind, Kind::OldLogin | Kind::NoLogin)
     }
 
     /// Whether the same request may succeed later.
     pub(super) fn is_passing(&self) -> bool {
-        match self {
-            Status::Etcd {
-                code:
-                    INVALID_ARGUMENT | NOT_FOUND | ALREADY_EXISTS | PERMISSION_DENIED | FAILED_PRECONDITION | UNIMPLEMENTED
-                    | DATA_LOSS,
-                ..
-            } => self.is_lease_gone() || self.has_old_token(),
-            Status::Etcd { .. } | Status::Broken(_) => true,
-            Status::Wrong(_) => false,
-        }
-    }
-
-    /// Returns what to do, if that is known.
-    fn advice(&self) -> Option<&'static str> {
-        let of = |codes: &[u32], text| self.is(codes, text);
-        if self.is_full() {
-            return Some(
-                "compact and defragment the members or raise --quota-backend-bytes, then run etcdctl alarm disarm",
-            );
-        }
-        if of(&[PERMISSION_DENIED], "") {
-            return Some("the user needs a role with the permission readwrite on the keys with the prefix (keyPrefix)");
-        }
-        if of(&[INVALID_ARGUMENT], "authentication failed") {
-            return Some("check the user name and the password; in a URL, special characters are percent-encoded");
-        }
-        if of(&[NO_LOGIN.0], NO_LOGIN.1) {
-            return Some("the server requires a login: put user:password@ into the URL");
-        }
-        of(&[UNAVAILABLE], "no leader").then_some("a majority of the members must run and reach each other")
+        !matches!(self.kind, Kind::NoLogin | Kind::NoUsers | Kind::Permanent | Kind::Wrong)
     }
 }
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Status::Etcd { code, message } => write!(f, "{message} [code {code}]")?,
-            Status::Broken(text) | Status::Wrong(text) => f.write_str(text)?,
-        }
-        self.advice().map_or(Ok(()), |advice| write!(f, " ({advice})"))
-    }
-}
-
-impl std::error::Error for Status {}
 
 #[cfg(test)]
 mod tests {
@@ -210,7 +167,7 @@ mod tests {
                 .to_string()
                 .contains("readwrite")
         );
-        assert!(status("9", "etcdserver: authentication is not enabled").has_no_users());
+        assert!(status("9", "etcdserver: authentication is not enabled").kind == Kind::NoUsers);
     }
 
     #[test]

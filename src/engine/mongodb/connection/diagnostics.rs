@@ -3,6 +3,8 @@
 use mongodb::event::sdam::TopologyDescription;
 use mongodb::{ServerInfo, ServerType};
 
+use crate::engine::errors::{Row, find, render, rows};
+
 /// Why a server, or every server, cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Diagnosis {
@@ -11,65 +13,28 @@ pub(crate) struct Diagnosis {
     pub(crate) is_transient: bool,
 }
 
-const UNTRUSTED: &str = "its certificate is from an authority that is not trusted here (tls.caFile names one that is)";
-
-/// Parts of the driver's texts: the meaning, and whether it is transient. The first match counts.
-const MEANINGS: [(&str, &str, bool); 18] = [
-    ("UnknownIssuer", UNTRUSTED, false),
-    // Two authorities of one name.
-    ("peer certificate: BadSignature", UNTRUSTED, false),
-    ("not valid for name", "its certificate is for another host name", false),
-    ("NotValidForName", "its certificate is for another host name", false),
-    (
-        "CertificateRequired",
-        "it asks for a client's certificate (tls.certFile names one)",
-        false,
-    ),
-    ("received fatal alert", "it refuses the TLS connection", false),
-    (
-        "received corrupt message",
-        "it does not speak TLS: omit tls=true and the option tls, or use the port with TLS",
-        false,
-    ),
-    ("certificate", "its certificate is not accepted", false),
-    (
-        "invalid reply to a database operation",
-        "what answers there is not MongoDB: check the host and the port",
-        false,
-    ),
-    ("does not match actual name", "it belongs to another replica set", false),
-    (
-        "tls handshake eof",
-        "it ended the connection in the TLS handshake, as a server without TLS does",
-        true,
-    ),
+/// Parts of the driver's texts: whether they are transient, and what they mean.
+const MEANINGS: &[Row<bool>] = rows! {
+    // Two authorities of one name have BadSignature.
+    ": UnknownIssuer|peer certificate: BadSignature" => false, "its certificate is from an authority that is not trusted here (tls.caFile names \
+        one that is):";
+    ": not valid for name|NotValidForName" => false, "its certificate is for another host name:";
+    ": CertificateRequired" => false, "it asks for a client's certificate (tls.certFile names one):";
+    ": received fatal alert" => false, "it refuses the TLS connection:";
+    ": received corrupt message" => false, "it does not speak TLS: omit tls=true and the option tls, or use the port with TLS:";
+    ": certificate" => false, "its certificate is not accepted:";
+    ": invalid reply to a database operation" => false, "what answers there is not MongoDB: check the host and the port:";
+    ": does not match actual name" => false, "it belongs to another replica set:";
+    ": tls handshake eof" => true, "it ended the connection in the TLS handshake, as a server without TLS does:";
     // With TLS 1.3 the handshake ends for the client before the server has verified the client's certificate, and mongod then
     // closes the connection without an alert.
-    (
-        "without sending TLS close_notify",
-        "it ended the connection without an answer, as a server does that asks for a client's certificate (tls.certFile) \
-         other than the one it got, if any",
-        true,
-    ),
-    (
-        "end of file",
-        "it ended the connection without an answer, as a server does that wants TLS",
-        true,
-    ),
-    (
-        "early eof",
-        "it ended the connection without an answer, as a server does that wants TLS",
-        true,
-    ),
-    ("lookup address", "its name cannot be resolved", true),
-    ("DNS resolution", "its name cannot be resolved", true),
-    ("timed out", "it does not answer", true),
-    (
-        "Not a directory",
-        "a part of the socket's path is not a directory",
-        false,
-    ),
-];
+    ": without sending TLS close_notify" => true, "it ended the connection without an answer, as a server does that asks for a client's \
+        certificate (tls.certFile) other than the one it got, if any:";
+    ": end of file|early eof" => true, "it ended the connection without an answer, as a server does that wants TLS:";
+    ": lookup address|DNS resolution" => true, "its name cannot be resolved:";
+    ": timed out" => true, "it does not answer:";
+    ": Not a directory" => false, "a part of the socket's path is not a directory:";
+};
 
 /// Describes the text of an error of the driver.
 pub(crate) fn of_error(text: &str) -> Diagnosis {
@@ -77,16 +42,15 @@ pub(crate) fn of_error(text: &str) -> Diagnosis {
     let text = text.trim_start_matches("Kind: ").trim_start_matches("I/O error: ");
     // rustls appends a link to its manual.
     let text = text.split(": https://docs.rs/").next().unwrap_or(text);
-    match MEANINGS.iter().find(|(sign, ..)| text.contains(sign)) {
-        Some((_, meaning, is_transient)) => Diagnosis {
-            text: format!("{meaning}: {text}"),
-            is_transient: *is_transient,
-        },
-        None => transient(text),
+    let (is_transient, meaning) = find(MEANINGS, "", text).unwrap_or((true, ""));
+    Diagnosis {
+        text: render(text, meaning),
+        is_transient,
     }
 }
 
-fn transient(text: &str) -> Diagnosis {
+/// Describes what may end without a change of the configuration.
+pub(crate) fn transient(text: &str) -> Diagnosis {
     Diagnosis {
         text: text.to_owned(),
         is_transient: true,

@@ -5,9 +5,14 @@
 use redis::{ConnectionAddr, ErrorKind};
 
 use crate::engine::probe::{HANDSHAKE, Peer, identify};
-use crate::engine::redis::advice::{Kind, WrongServer};
 use crate::engine::redis::config::{RedisConfig, show_address};
 use crate::engine::redis::error::{Failure, io_error};
+
+const WITH_TLS: &str =
+    " expects TLS: begin the URL with rediss instead of redis (or set the option tls), or use the port without TLS";
+const WITHOUT_TLS: &str = " is a Redis server without TLS: begin the URL with redis instead of rediss (or omit the option tls), or use the port with TLS";
+const HTTP: &str = " is an HTTP server, not Redis: check the host and the port in the URL";
+const MONGODB: &str = " is a MongoDB server, not Redis: begin the URL with mongodb://, or check the port";
 
 /// Runs a handshake. Where it fails or has no answer because the URL is for another kind of server, the error says so.
 ///
@@ -23,19 +28,19 @@ pub(in super::super) async fn explained<T>(
         outcome = &mut handshake => match outcome {
             Err(failure) if may_be_wrong_server(&failure) => match wrong_server(config).await {
                 // A proxy that routes by the first bytes answers the probe with HTTP, and the handshake not at all.
-                Some(wrong) if wrong.kind != Kind::Http || is_garbled(&failure) => Err(Failure::WrongServer(wrong)),
+                Some(what) if what != HTTP || is_garbled(&failure) => Err(wrong(config, what)),
                 _ => Err(failure),
             },
             outcome => outcome,
         },
-        wrong = async {
+        what = async {
             tokio::time::sleep(HANDSHAKE).await;
             // The server may be slow. Only a mix-up of TLS has no answer at all.
             match wrong_server(config).await {
-                Some(wrong) if matches!(wrong.kind, Kind::WithTls | Kind::WithoutTls) => wrong,
+                Some(what @ (WITH_TLS | WITHOUT_TLS)) => what,
                 _ => std::future::pending().await,
             }
-        } => Err(Failure::WrongServer(wrong)),
+        } => Err(wrong(config, what)),
     }
 }
 
@@ -64,22 +69,22 @@ fn is_garbled(failure: &Failure) -> bool {
 }
 
 /// Probes the server of a URL. `None`: it fits the URL, or did not answer.
-async fn wrong_server(config: &RedisConfig) -> Option<WrongServer> {
+async fn wrong_server(config: &RedisConfig) -> Option<&'static str> {
     let address = config.first_address();
     let (host, port, secure) = match address {
         ConnectionAddr::Tcp(host, port) => (host, *port, false),
         ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
         _ => return None,
     };
-    let kind = match (identify(host, port).await?, secure) {
-        (Peer::Redis, true) => Kind::WithoutTls,
-        (Peer::Tls, false) => Kind::WithTls,
-        (Peer::Http, _) => Kind::Http,
-        (Peer::Mongodb, _) => Kind::Mongodb,
+    Some(match (identify(host, port).await?, secure) {
+        (Peer::Redis, true) => WITHOUT_TLS,
+        (Peer::Tls, false) => WITH_TLS,
+        (Peer::Http, _) => HTTP,
+        (Peer::Mongodb, _) => MONGODB,
         (Peer::Redis, false) | (Peer::Tls, true) => return None,
-    };
-    Some(WrongServer {
-        address: show_address(address).into(),
-        kind,
     })
+}
+
+fn wrong(config: &RedisConfig, what: &'static str) -> Failure {
+    Failure::WrongServer(show_address(config.first_address()).into(), what)
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use redis::Value;
 
 use super::Link;
-use crate::engine::redis::advice::{Kind, WrongServer};
 use crate::engine::redis::error::Failure;
 
 /// The oldest supported version of Redis.
@@ -16,7 +15,7 @@ const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 /// Checks the mode and the version of a server. The login sent `HELLO` before, but the driver does not expose the reply.
 ///
 /// # Errors
-/// [`Failure::WrongServer`] for a sentinel, and outside of a cluster for a node of one. [`Failure::TooOld`].
+/// [`Failure::WrongServer`] for a sentinel, for an old server, and outside of a cluster for a node of one.
 pub(in super::super) async fn check_server(link: &Arc<Link>, in_cluster: bool) -> Result<(), Failure> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
@@ -34,17 +33,24 @@ pub(in super::super) async fn check_server(link: &Arc<Link>, in_cluster: bool) -
         })
     };
     let wrong = match text_of("mode") {
-        Some("sentinel") => Some(Kind::Sentinel),
-        Some("cluster") if !in_cluster && !link.config().is_sharded() => Some(Kind::ClusterNode),
+        Some("sentinel") => Some(
+            " is a Redis Sentinel, which stores no locks: use redis+sentinel://HOST:PORT/MASTER, with the name of the master, or the \
+             address of the Redis server",
+        ),
+        Some("cluster") if !in_cluster && !link.config().is_sharded() => {
+            Some(" is a node of a Redis Cluster, and serves only a part of the names: use redis+cluster://HOST:PORT")
+        }
         _ => None,
     };
-    if let Some(kind) = wrong {
-        let address = link.address.clone();
-        return Err(Failure::WrongServer(WrongServer { address, kind }));
+    if let Some(what) = wrong {
+        return Err(Failure::WrongServer(link.address.clone(), what));
     }
     let oldest = if in_cluster { OLDEST_IN_CLUSTER } else { OLDEST };
     match text_of("version") {
-        Some(version) if is_older(version, oldest) => Err(Failure::TooOld(version.to_owned())),
+        Some(version) if is_older(version, oldest) => {
+            let text = format!("Redis 6.2 or newer is needed, and 7.0 for a cluster; this is {version}");
+            Err(Failure::WrongServer(text.into(), ""))
+        }
         // A server without a version is assumed to speak RESP3.
         _ => Ok(()),
     }

@@ -78,8 +78,9 @@ impl Route {
                 Ok(Value::Array(refused)) => match &refused[..] {
                     [] => {}
                     [Value::BulkString(command), Value::BulkString(error)] => {
-                        let [command, error] = [command, error].map(|text| String::from_utf8_lossy(text).into_owned());
-                        return Err(Failure::Refused { command, error });
+                        let [command, error] = [command, error].map(|text| String::from_utf8_lossy(text));
+                        let text = format!("the server refuses {command}, which locks need: {error}");
+                        return Err(Failure::WrongServer(text.into(), ""));
                     }
                     _ => return Err(Failure::Unexpected("rights.lua")),
                 },

@@ -15,7 +15,7 @@ use super::majority::majority_of;
 use crate::engine::redis::advice::without_arguments;
 use crate::engine::redis::config::{Sentinels, client, show_address};
 use crate::engine::redis::connection::dial::by_server_name;
-use crate::engine::redis::error::{Failure, NoMaster, Refusal};
+use crate::engine::redis::error::{Failure, NoMaster};
 
 impl Sentinels {
     /// Returns the address that most sentinels report. A sentinel without an answer within `limit` is ignored.
@@ -25,15 +25,15 @@ impl Sentinels {
     pub(in super::super) async fn ask(&self, limit: Duration) -> Result<(String, u16), NoMaster> {
         let asked = self.sentinels.iter().map(|sentinel| async move {
             let answer = tokio::time::timeout(limit, self.ask_one(sentinel)).await;
-            let refusal = match answer {
+            let error = match answer {
                 Ok(Ok(Some(address))) => return Ok(address),
-                Ok(Ok(None)) => Refusal::Unknown,
-                Ok(Err(error)) => Refusal::Failed(without_arguments(error)),
-                Err(_) => Refusal::Failed(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+                Ok(Ok(None)) => None,
+                Ok(Err(error)) => Some(without_arguments(error)),
+                Err(_) => Some(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             };
-            Err((show_address(sentinel.addr()), refusal))
+            Err((show_address(sentinel.addr()), error))
         });
-        let unnamed = |refusals: Vec<_>| NoMaster::Unnamed(self.master.clone(), refusals.into());
+        let unnamed = |refusals: Vec<_>| NoMaster::unnamed(&self.master, &refusals);
         majority_of(asked).await.map_err(unnamed)
     }
 
@@ -82,10 +82,17 @@ pub(in super::super) async fn confirm(
 pub(in super::super) fn check_master(answer: &Value, address: &Arc<str>) -> Result<(), Failure> {
     match answer.as_sequence() {
         Some([Value::BulkString(role), ..]) if role == b"master" => Ok(()),
-        Some([Value::BulkString(role), ..]) => Err(Failure::NoMaster(NoMaster::Other {
-            address: address.clone(),
-            role: String::from_utf8_lossy(role).into(),
-        })),
+        Some([Value::BulkString(role), ..]) => {
+            let role = String::from_utf8_lossy(role);
+            let text = format!(
+                "the sentinels name {address} as the master, but its role is {role:?}: a fail-over is under way"
+            );
+            Err(Failure::NoMaster(NoMaster {
+                text: text.into(),
+                passes: true,
+                is_of_tls: false,
+            }))
+        }
         _ => Err(Failure::Unexpected("ROLE")),
     }
 }

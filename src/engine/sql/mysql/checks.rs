@@ -6,9 +6,9 @@ use super::packet::{Bytes, CLOCK, Packet, Row, joined, list, rows};
 use super::session::MysqlSession;
 use super::tables::Tables;
 use super::transaction::UNION;
+use crate::engine::sql::failure::Kind;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::error::Kind;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
     Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_INTERVAL, SWEEP_LIMIT,
@@ -172,7 +172,7 @@ pub(super) async fn warnings(session: &mut MysqlSession) -> Outcome<Vec<String>>
     if answers.is_empty() {
         executed?;
     }
-    let address = &session.server.connections.address;
+    let address = &session.server.connections.place.address;
     let settings = rows(&answers, settings).first();
     let names = ["innodb_flush_log_at_trx_commit", "sync_binlog"];
     let mut risks = names.iter().enumerate().filter_map(|(index, name)| {

@@ -15,9 +15,9 @@ use super::config::{MysqlConfig, Tls};
 use super::error::{READ_ONLY, cannot_prepare, has_no_tls, is_tls, kind_of, refuses_to_prepare};
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
+use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::connection::{Connection, Connections};
-use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::sql::server::products::OF_MYSQL;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 
@@ -94,15 +94,14 @@ impl MysqlServer {
     }
 
     fn failure(&self, cause: sqlx::Error) -> Failure {
-        let (kind, message) = kind_of(&cause);
-        Failure::of_driver(&self.connections, kind, message, cause)
+        Failure::of_driver(&self.connections.place, kind_of(&cause), cause)
     }
 
     /// Opens a connection of the driver. Returns it, and whether it has TLS.
     async fn dial(&self) -> Outcome<(MySqlConnection, bool)> {
         let options = self.config.driver_options_with_tls().map_err(|wrong| {
             let message = format!("a TLS file cannot be used: {}: {}", wrong.setting, wrong.how);
-            Failure::new(&self.connections, self.connections.kind_of_tls(), message)
+            Failure::new(&self.connections.place, self.connections.kind_of_tls(), message)
         })?;
         let mode = match self.config.tls_mode {
             Tls::Disabled => MySqlSslMode::Disabled,
@@ -118,12 +117,7 @@ impl MysqlServer {
             connected => (connected, self.config.tls_mode != Tls::Disabled),
         };
         let client = connected.map_err(|error| match is_tls(&error) {
-            true => Failure::of_driver(
-                &self.connections,
-                self.connections.kind_of_tls(),
-                kind_of(&error).1,
-                error,
-            ),
+            true => self.failure(error).with_kind(self.connections.kind_of_tls()),
             false => self.failure(error),
         })?;
         Ok((client, has_tls))
@@ -189,7 +183,7 @@ impl MysqlSession {
             return Err(failure);
         }
         let id = ids.and_then(|row| row.number(0));
-        let id = id.ok_or_else(|| Failure::unexpected(&server.connections, "no connection id"))?;
+        let id = id.ok_or_else(|| Failure::unexpected(&server.connections.place, "no connection id"))?;
         let packet_limit = ids.and_then(|row| row.number(5));
         let is_statement = |row: &Row| {
             row.text(1)
@@ -229,7 +223,7 @@ impl MysqlSession {
             let message = format!(
                 "the statement has {bytes} bytes, and max_allowed_packet of the server is {most}: acquire fewer names at once, or raise it"
             );
-            return Err(Failure::new(&self.server.connections, Kind::Permanent, message));
+            return Err(Failure::new(&self.server.connections.place, Kind::Permanent, message));
         }
         let executed = execute(&mut self.client, packet, answers).await;
         self.used_at = Instant::now();
@@ -328,12 +322,12 @@ impl MysqlSession {
             return Ok(());
         }
         let message = format!("the server has become read-only ({READ_ONLY})");
-        Err(Failure::new(&self.server.connections, Kind::Broken, message))
+        Err(Failure::new(&self.server.connections.place, Kind::Broken, message))
     }
 
     /// Returns the failure of an answer that lacks a value.
     pub(super) fn unexpected(&self) -> Failure {
-        Failure::unexpected(&self.server.connections, "a row without a value")
+        Failure::unexpected(&self.server.connections.place, "a row without a value")
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::packet::{Bytes, Packet, list, rows};
 use super::session::MysqlSession;
+use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::error::{Failure, Kind};
 
 /// The columns of the tables.
 const LOCKS: &str = "name, owner, fence, expires_at, queued, since, host, pid, metadata";
@@ -98,7 +98,11 @@ async fn probe(session: &mut MysqlSession) -> Outcome<()> {
                 "the table {table} has the storage engine {engine} instead of InnoDB: ALTER TABLE {table} ENGINE = InnoDB, or choose \
                  another name with the option table"
             );
-            return Err(Failure::new(&session.server.connections, Kind::Permanent, message));
+            return Err(Failure::new(
+                &session.server.connections.place,
+                Kind::Permanent,
+                message,
+            ));
         }
     }
     Ok(())

@@ -14,9 +14,9 @@ use super::packet::{Bytes, CLOCK, NOW, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
+use crate::engine::sql::failure::Failure;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::error::Failure;
 use crate::engine::sql::server::single_calls::{ReleaseAnswer, ReleasedNames, RenewedOwners, SingleChanges};
 use crate::model::{OwnerToken, Ttl};
 

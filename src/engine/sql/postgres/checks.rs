@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use super::error::{MISSING_PRIVILEGE, READ_ONLY};
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
+use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::sql::server::products::OF_POSTGRES;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
@@ -28,7 +28,7 @@ pub(super) async fn check_server(session: &PostgresSession) -> Outcome<()> {
     match read_only {
         "on" => {
             let message = format!("the server does not allow writes ({READ_ONLY})");
-            Err(Failure::new(session.connections(), Kind::Broken, message))
+            Err(Failure::new(&session.connections().place, Kind::Broken, message))
         }
         _ => Ok(()),
     }
@@ -48,7 +48,7 @@ pub(super) async fn check_privileges(session: &PostgresSession) -> Outcome<()> {
     let Some(row) = missing.first() else { return Ok(()) };
     let (table, privilege): (&str, &str) = (session.get(row, 0)?, session.get(row, 1)?);
     let message = format!("this user lacks the privilege {privilege} on {table} ({MISSING_PRIVILEGE})");
-    Err(Failure::new(session.connections(), Kind::Permanent, message))
+    Err(Failure::new(&session.connections().place, Kind::Permanent, message))
 }
 
 /// Sends the heartbeat of this process, `except` for these owners, and reads the lease and the queue of each name.
@@ -105,7 +105,7 @@ pub(super) async fn claim_sweep(session: &PostgresSession) -> Outcome<bool> {
 pub(super) async fn slowness_warning(session: &PostgresSession) -> Outcome<Option<String>> {
     let found = session.query(Sql::OldSnapshot, &[]).await?;
     let Some(row) = found.first() else { return Ok(None) };
-    let (what, address) = (session.get::<&str>(row, 0)?, &session.connections().address);
+    let (what, address) = (session.get::<&str>(row, 0)?, &session.connections().place.address);
     Ok(Some(format!(
         "the locks at {address} become slower the longer an old snapshot exists: that of {what}, for example of pg_dump or of a transaction \
          that was left open. End it, or set idle_in_transaction_session_timeout"

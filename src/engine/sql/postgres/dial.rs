@@ -18,9 +18,9 @@ use super::config::{PostgresConfig, ServerConfig, Target, pass_file};
 use super::error::{READ_ONLY, is_refused_login, is_tls, kind_of};
 use super::stream::{Endpoint, Stream, StreamHandle};
 use crate::engine::Login;
+use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::Connections;
-use crate::engine::sql::server::error::{Failure, Kind};
 use crate::error::is_passing_of_network;
 
 /// The delay before the next server is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").
@@ -95,7 +95,7 @@ pub(super) async fn connect(
             else => break,
         }
     }
-    Err(failed.unwrap_or_else(|| Failure::unexpected(connections, "no server")))
+    Err(failed.unwrap_or_else(|| Failure::unexpected(&connections.place, "no server")))
 }
 
 async fn connect_to(
@@ -140,7 +140,7 @@ async fn connect_to(
             ConnectError::Socket(error) if !is_passing_of_network(error) => (Kind::Permanent, error.to_string()),
             ConnectError::Socket(_) | ConnectError::ReadOnly => (Kind::Broken, error.to_string()),
         };
-        Failure::of_driver(connections, kind, message, error).at(&server.to_string())
+        Failure::of_driver(&connections.place, (kind, message), error).at(&server.to_string())
     })
 }
 
@@ -232,6 +232,6 @@ async fn login(config: &PostgresConfig, connections: &Connections) -> Outcome<Op
     let login = credentials.login(config.store_timeout / 2).await;
     login.map(Some).map_err(|reason| {
         let message = format!("no login for a new connection: {reason}");
-        Failure::new(connections, Kind::Refused, message).not_sent()
+        Failure::new(&connections.place, Kind::Refused, message).not_sent()
     })
 }

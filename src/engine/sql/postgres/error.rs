@@ -4,59 +4,78 @@ use std::error::Error as StdError;
 use std::io;
 
 use tokio_postgres::Error;
-use tokio_postgres::error::{DbError, SqlState};
 
-use crate::engine::sql::server::error::{Kind, OTHER_TABLE, causes};
-use crate::engine::tls::CertificateFault;
+use crate::engine::errors::{Table, rows};
+use crate::engine::sql::failure::{Kind, OTHER_TABLE, causes, is_of_tls};
 use crate::error::is_passing_of_network;
+
+pub(super) const READ_ONLY: &str =
+    "it is a standby, or default_transaction_read_only is on: the URL must lead to the primary, or have both hosts";
+pub(super) const MISSING_PRIVILEGE: &str = "the user needs the privileges USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on \
+                                            both tables; until the tables exist also CREATE on the schema, or on the database if the \
+                                            schema is missing: CREATE SCHEMA … AUTHORIZATION the user creates one";
+
+/// The codes of errors (<https://www.postgresql.org/docs/current/errcodes-appendix.html>).
+const ERRORS: Table<Kind> = Table {
+    additions: [
+        ", or add sslmode=disable to the URL for a server on this machine",
+        " (the option hostaddr may have its IP address), or add sslmode=verify-ca",
+    ],
+    rows: rows! {
+        // PgBouncer, and RDS Proxy.
+        ": unsupported startup parameter|command-line options" => Kind::Pooled;
+        // PgBouncer in its statement mode.
+        ": statement pooling mode" => Kind::Permanent, "PgBouncer must be in transaction or session mode for this database: pool_mode = \
+            transaction";
+        "40001 40P01" => Kind::Conflict;
+        "26000 42P05" => Kind::Pooled;
+        "42P01" => Kind::NoTable;
+        "25006" => Kind::Broken, READ_ONLY;
+        // The server shuts down or starts, or ended this session.
+        "57P01 57P02 57P03 57P05 25P03 25P04 08???" => Kind::Broken;
+        "55P03" => Kind::Locked;
+        "57014" => Kind::Cancelled;
+        // Too many connections, a full disk, an error of the operating system, an internal error: Supavisor's for a full pool.
+        "53??? 58??? XX???" => Kind::Refused;
+        "28P01" => Kind::Permanent, "check the user name and the password; in a URL, special characters are percent-encoded";
+        "28000: client certificate" => Kind::Permanent, "the server requires a client certificate that it trusts: set tls.certFile and tls.keyFile";
+        "28000: no encryption|SSL off" => Kind::Permanent, "the server may expect TLS: add sslmode=require to the URL";
+        "3D000" => Kind::Permanent, "check the database in the URL, without which it is PGDATABASE or the name of the user; or create it: \
+            holdfast creates tables, not databases";
+        "42501" => Kind::Permanent, MISSING_PRIVILEGE;
+        "42703" => Kind::Permanent, OTHER_TABLE;
+        ": does not support TLS" => Kind::Permanent, "the server has no TLS: add sslmode=disable to the URL if the network is private";
+        ": password missing" => Kind::Permanent, "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the \
+            option password";
+    },
+};
 
 /// Returns what follows from an error, and its text.
 pub(super) fn kind_of(error: &Error) -> (Kind, String) {
-    let message = match error.as_db_error() {
-        Some(error) => of_server(error),
-        None => causes(error),
+    let Some(server) = error.as_db_error() else {
+        let text = causes(error);
+        let (kind, message) = ERRORS.explain("", &text, &text);
+        // Permanent: for example a missing password, or a server without TLS.
+        let passes = error.is_closed() || io_error(error).is_some_and(is_passing_of_network);
+        let otherwise = if passes { Kind::Broken } else { Kind::Permanent };
+        return (kind.unwrap_or(otherwise), message);
     };
-    let advice = advice(error).map(|advice| format!(" ({advice})"));
-    (kind_of_error(error), message + advice.as_deref().unwrap_or_default())
+    let (code, text) = (server.code().code(), server.message());
+    let (kind, message) = match server.hint() {
+        Some(hint) => ERRORS.explain(code, text, format_args!("{text} [{code}]; {hint}")),
+        None => ERRORS.explain(code, text, format_args!("{text} [{code}]")),
+    };
+    (kind.unwrap_or(Kind::Permanent), message)
 }
 
 /// Whether TLS could not be set up.
 pub(super) fn is_tls(error: &Error) -> bool {
-    io_error(error).and_then(tls_error).is_some() || causes(error).contains(NO_TLS_TEXT)
+    io_error(error).is_some_and(is_of_tls) || causes(error).contains("does not support TLS")
 }
 
 /// Whether the server refused a login.
 pub(super) fn is_refused_login(error: &Error) -> bool {
     error.code().is_some_and(|code| code.code().starts_with("28"))
-}
-
-fn of_server(error: &DbError) -> String {
-    match error.hint() {
-        Some(advice) => format!("{} [{}]; {advice}", error.message(), error.code().code()),
-        None => format!("{} [{}]", error.message(), error.code().code()),
-    }
-}
-
-fn kind_of_error(error: &Error) -> Kind {
-    if let Some(error) = error.as_db_error() {
-        // PgBouncer, and RDS Proxy.
-        let refuses_options = ["unsupported startup parameter", "command-line options"];
-        if refuses_options.iter().any(|text| error.message().contains(text)) {
-            return Kind::Pooled;
-        }
-        if error.message().contains(STATEMENT_MODE) {
-            return Kind::Permanent;
-        }
-        return kind_of_code(error.code());
-    }
-    if error.is_closed() {
-        return Kind::Broken;
-    }
-    match io_error(error) {
-        Some(io) if is_passing_of_network(io) => Kind::Broken,
-        // For example a missing password, or a server without TLS.
-        _ => Kind::Permanent,
-    }
 }
 
 fn io_error(error: &Error) -> Option<&io::Error> {
@@ -70,92 +89,13 @@ fn io_error(error: &Error) -> Option<&io::Error> {
     None
 }
 
-fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
-    error.get_ref()?.downcast_ref()
-}
-
-/// The text of the driver's error for a server without TLS.
-const NO_TLS_TEXT: &str = "does not support TLS";
-
-const UNTRUSTED: &str = "the certificate of the server is from an authority that is not trusted here: set tls.caFile or tls.ca to \
-                         the certificate of that authority, or add sslmode=disable to the URL for a server on this machine";
-const OTHER_NAME: &str = "the certificate of the server is for another host name: use that name in the URL (the option hostaddr may \
-                          have its IP address), or add sslmode=verify-ca";
-const NO_CERTIFICATE: &str =
-    "the server requires a client certificate that it trusts: set tls.certFile and tls.keyFile";
-const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if the network is private";
-const NEEDS_TLS: &str = "the server may expect TLS: add sslmode=require to the URL";
-const NO_PASSWORD: &str =
-    "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";
-const UNKNOWN_DATABASE: &str = "check the database in the URL, without which it is PGDATABASE or the name of the user; or create it: \
-                                holdfast creates tables, not databases";
-pub(super) const READ_ONLY: &str =
-    "it is a standby, or default_transaction_read_only is on: the URL must lead to the primary, or have both hosts";
-/// The text of PgBouncer's error for a transaction in its statement mode.
-const STATEMENT_MODE: &str = "statement pooling mode";
-const NEEDS_TRANSACTIONS: &str =
-    "PgBouncer must be in transaction or session mode for this database: pool_mode = transaction";
-pub(super) const MISSING_PRIVILEGE: &str = "the user needs the privileges USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on \
-                                            both tables; until the tables exist also CREATE on the schema, or on the database if the \
-                                            schema is missing: CREATE SCHEMA … AUTHORIZATION the user creates one";
-const WRONG_PASSWORD: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
-
-/// Returns what to do about an error of a connection, if that is known.
-fn advice(error: &Error) -> Option<&'static str> {
-    if let Some(error) = error.as_db_error() {
-        let says = |text: &str| error.message().contains(text);
-        return match error.code().code() {
-            "28P01" => Some(WRONG_PASSWORD),
-            "28000" if says("client certificate") => Some(NO_CERTIFICATE),
-            "28000" if says("no encryption") || says("SSL off") => Some(NEEDS_TLS),
-            "3D000" => Some(UNKNOWN_DATABASE),
-            "25006" => Some(READ_ONLY),
-            "42501" => Some(MISSING_PRIVILEGE),
-            "42703" => Some(OTHER_TABLE),
-            _ if says(STATEMENT_MODE) => Some(NEEDS_TRANSACTIONS),
-            _ => None,
-        };
-    }
-    match io_error(error).map(tls_error) {
-        Some(error) => Some(match CertificateFault::of(error?)? {
-            CertificateFault::Untrusted => UNTRUSTED,
-            CertificateFault::OtherName => OTHER_NAME,
-            CertificateFault::Expired => CertificateFault::EXPIRED,
-        }),
-        None => {
-            let text = causes(error);
-            if text.contains(NO_TLS_TEXT) {
-                Some(NO_TLS)
-            } else {
-                text.contains("password missing").then_some(NO_PASSWORD)
-            }
-        }
-    }
-}
-
-/// Maps the code of an error (<https://www.postgresql.org/docs/current/errcodes-appendix.html>).
-fn kind_of_code(code: &SqlState) -> Kind {
-    match (code.code(), code.code().get(..2).unwrap_or_default()) {
-        ("40001" | "40P01", _) => Kind::Conflict,
-        ("26000" | "42P05", _) => Kind::Pooled,
-        ("42P01", _) => Kind::NoTable,
-        // The server shuts down or starts, ended this session, or is a standby now.
-        ("57P01" | "57P02" | "57P03" | "57P05" | "25006" | "25P03" | "25P04", _) | (_, "08") => Kind::Broken,
-        ("55P03", _) => Kind::Locked,
-        ("57014", _) => Kind::Cancelled,
-        // Too many connections, a full disk, an error of the operating system, an internal error: Supavisor's for a full pool.
-        (_, "53" | "58" | "XX") => Kind::Refused,
-        _ => Kind::Permanent,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn only_mistakes_in_the_configuration_are_permanent() {
-        let kind = |code: &str| kind_of_code(&SqlState::from_code(code));
+        let kind = |code: &str| ERRORS.explain(code, "", code).0.unwrap_or(Kind::Permanent);
         for code in ["40001", "40P01"] {
             assert_eq!(kind(code), Kind::Conflict, "{code}");
         }

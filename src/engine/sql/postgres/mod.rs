@@ -123,7 +123,7 @@ impl Session for PostgresSession {
             format!(
                 "PostgreSQL at {} has synchronous_commit = off for this role and database: a crash of the server may lose locks \
                  that were just granted; other callers may then acquire them. Set it to on: ALTER ROLE … SET synchronous_commit = on",
-                self.connections().address
+                self.connections().place.address
             )
         });
         Ok(warning.into_iter().collect())

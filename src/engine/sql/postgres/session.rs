@@ -22,9 +22,9 @@ use super::error::kind_of;
 use super::statements::{Sql, Statements};
 use super::stream::Replies;
 use super::{NAME, checks};
+use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::{Connection, Connections};
-use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::tls::client_config;
 use crate::event_loop::Task;
 
@@ -98,9 +98,9 @@ impl PostgresServer {
     }
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
-        let (kind, message) = kind_of(&cause);
-        self.record(kind);
-        Failure::of_driver(&self.connections, kind, message, cause)
+        let of_error = kind_of(&cause);
+        self.record(of_error.0);
+        Failure::of_driver(&self.connections.place, of_error, cause)
     }
 
     /// Records what a failure says about the server.
@@ -124,7 +124,7 @@ impl PostgresServer {
         };
         let tls = client_config(&target.tls, target.verified).map_err(|error| {
             let message = format!("a TLS file cannot be used: {error}");
-            Failure::new(&self.connections, self.connections.kind_of_tls(), message)
+            Failure::new(&self.connections.place, self.connections.kind_of_tls(), message)
         })?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = self.connections.epoch();
@@ -142,7 +142,7 @@ impl PostgresServer {
             let served = socket.serve_on(event_loop, notifications.is_some(), &replies);
             served.map_err(|error| {
                 let message = format!("the socket cannot be passed to the event loop: {error}");
-                Failure::of_driver(&self.connections, Kind::Broken, message, error)
+                Failure::of_driver(&self.connections.place, (Kind::Broken, message), error)
             })?;
         }
         let send_lock: Arc<Mutex<()>> = Arc::default();
@@ -235,7 +235,7 @@ impl PostgresSession {
         if self.has_options && self.setting(DIRECT).await?.is_empty() {
             let message = "a pooler ignores the options of a session".to_owned();
             self.server.record(Kind::Pooled);
-            return Err(Failure::new(&self.server.connections, Kind::Pooled, message));
+            return Err(Failure::new(&self.server.connections.place, Kind::Pooled, message));
         }
         if self.server.is_pooled() {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
@@ -350,7 +350,7 @@ impl PostgresSession {
         let rows = self.client.query_typed(text, &parameters).await;
         let rows = rows.map_err(|error| self.server.failure(error))?;
         let value = rows.first().and_then(|row| row.try_get(0).ok());
-        value.ok_or_else(|| Failure::unexpected(&self.server.connections, "no value"))
+        value.ok_or_else(|| Failure::unexpected(&self.server.connections.place, "no value"))
     }
 
     /// Executes statements outside of transactions, or the last ones of one, as [`PostgresSession::in_one_packet`] does.
@@ -382,7 +382,7 @@ impl PostgresSession {
         match self.has_unsafe_commit.swap(false, Ordering::Relaxed) {
             true => {
                 let message = "the server no longer waits for a synchronous standby to have this commit".to_owned();
-                Err(Failure::new(&self.server.connections, Kind::Refused, message))
+                Err(Failure::new(&self.server.connections.place, Kind::Refused, message))
             }
             false => Ok(done),
         }

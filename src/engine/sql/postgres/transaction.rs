@@ -11,9 +11,9 @@ use super::listener::text_of;
 use super::session::{PostgresSession, Values};
 use super::single::storable;
 use super::statements::Sql;
+use crate::engine::sql::failure::Failure;
 use crate::engine::sql::ledger::{self, Changes, Ledger, Notification, Position, StoredName, Waiter};
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::error::Failure;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::model::Process;
@@ -38,7 +38,7 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     let (rows, queue) = (rows?, queue?);
     let first = rows
         .first()
-        .ok_or_else(|| Failure::unexpected(session.connections(), "no clock"))?;
+        .ok_or_else(|| Failure::unexpected(&session.connections().place, "no clock"))?;
     let now_us: i64 = session.get(first, 0)?;
     let mut found = BTreeMap::new();
     for row in &rows {
@@ -48,7 +48,7 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
         }
     }
     if plan.lacks_row(&found) {
-        return Err(Failure::unexpected(session.connections(), "no row of a name"));
+        return Err(Failure::unexpected(&session.connections().place, "no row of a name"));
     }
     let positions: Outcome<Vec<Position>> = queue.iter().map(|row| position(session, row, process)).collect();
     Ok(Ledger::new(now_us, found, positions?))

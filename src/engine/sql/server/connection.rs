@@ -11,9 +11,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::error::{Failure, Kind};
 use super::{Outcome, Server, Session};
 use crate::engine::sql::dropped_calls::DroppedCalls;
+use crate::engine::sql::failure::{Failure, Kind, Place};
 use crate::event_loop::{EventLoop, Task};
 
 /// How long the server has to confirm that it cancelled a statement.
@@ -29,10 +29,7 @@ pub(in crate::engine::sql) const TEST_TIMEOUT: Duration = Duration::from_millis(
 
 /// What the connections of an engine share.
 pub(in crate::engine::sql) struct Connections {
-    /// The name of the engine.
-    pub engine: &'static str,
-    /// The server's address, for messages.
-    pub address: Arc<str>,
+    pub place: Place,
     pub store_timeout: Duration,
     pub dropped: Arc<DroppedCalls>,
     /// The caller's event loop.
@@ -66,8 +63,10 @@ impl Connections {
         event_loop: Option<Arc<dyn EventLoop>>,
     ) -> Arc<Self> {
         Arc::new(Connections {
-            engine,
-            address: address.into(),
+            place: Place {
+                engine,
+                address: address.into(),
+            },
             store_timeout,
             dropped: Arc::default(),
             event_loop,
@@ -230,7 +229,7 @@ impl Connection {
         };
         self.supervise(limit, pin!(statements)).await?;
         // `supervise` succeeds only after `answer` was set.
-        answer.unwrap_or_else(|| Err(Failure::unexpected(&self.connections, "no outcome")))
+        answer.unwrap_or_else(|| Err(Failure::unexpected(&self.connections.place, "no outcome")))
     }
 
     /// Waits until `statements` ends, and cancels it if it takes too long (see [`Connection::within_limit`]). It resolves to the kind of
@@ -255,7 +254,7 @@ impl Connection {
             () = async { self.outdated().await; tokio::time::sleep(OUTDATED_GRACE).await } => false,
         };
         let waited = since.elapsed();
-        let unanswered = |kind| Err(Failure::unanswered(&self.connections, waited, kind));
+        let unanswered = |kind| Err(Failure::unanswered(&self.connections.place, waited, kind));
         let mut cancellations: Vec<JoinHandle<bool>> = Vec::new();
         // Each cancellation ends one statement. The next one is sent only after the previous request has ended: otherwise a silent server
         // would receive all of them later.
@@ -293,7 +292,7 @@ pub(in crate::engine::sql) async fn connected<C>(
     let limit = connections.store_timeout;
     let opened = timeout(limit, connecting).await;
     let opened = opened.unwrap_or_else(|_| {
-        let silence = Failure::unanswered(connections, limit, Kind::Broken);
+        let silence = Failure::unanswered(&connections.place, limit, Kind::Broken);
         Err(match connections.have_answered() {
             true => silence,
             false => silence.with_advice("check the host and the port, where another kind of server may be"),
@@ -310,7 +309,7 @@ pub(in crate::engine::sql) async fn open(server: &Arc<dyn Server>) -> Outcome<Bo
         return ready.map(|()| session).map_err(Failure::not_sent);
     }
     drop(session.connection().cancel());
-    Err(Failure::unanswered(connections, limit, Kind::Broken).not_sent())
+    Err(Failure::unanswered(&connections.place, limit, Kind::Broken).not_sent())
 }
 
 /// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.

@@ -21,7 +21,6 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use self::connection::{Connection, Connections, open_first};
-use self::error::Failure;
 use self::pool::Pool;
 use self::single::{Shared, SingleWorker, Timers};
 use self::single_calls::{Attempt, Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges};
@@ -31,15 +30,15 @@ use self::waiters::Waiters;
 use self::worker::{LockedNames, Worker};
 use super::Page;
 use super::calls::Calls;
-use super::jobs::{self, Failed, Limit};
+use super::jobs::{self, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
+use crate::engine::sql::failure::Failure;
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
 pub(super) mod config;
 pub(super) mod connection;
-pub(super) mod error;
 pub(super) mod pool;
 pub(super) mod products;
 mod single;
@@ -164,8 +163,8 @@ pub(in crate::engine) struct ServerEngine {
 impl fmt::Debug for ServerEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerEngine")
-            .field("engine", &self.server.connections().engine)
-            .field("server", &self.server.connections().address)
+            .field("engine", &self.server.connections().place.engine)
+            .field("server", &self.server.connections().place.address)
             .finish_non_exhaustive()
     }
 }
@@ -214,7 +213,7 @@ impl ServerEngine {
         };
         let (jobs, receiver) = jobs::queue(server.statement_limit());
         let single = connections.spawn(single.run(receiver));
-        let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
+        let calls = Calls::new(connections.place.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {
             server,
             prefix,
@@ -227,11 +226,11 @@ impl ServerEngine {
 #[async_trait]
 impl Engine for ServerEngine {
     fn name(&self) -> &'static str {
-        self.server.connections().engine
+        self.server.connections().place.engine
     }
 
     fn address(&self) -> String {
-        self.server.connections().address.to_string()
+        self.server.connections().place.address.to_string()
     }
 
     fn ordered(&self) -> bool {

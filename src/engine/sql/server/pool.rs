@@ -17,8 +17,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::connection::{Connections, TEST_TIMEOUT, open};
-use super::error::{Failure, Kind};
 use super::{Outcome, Server, Session};
+use crate::engine::sql::failure::{Failure, Kind};
 use crate::event_loop::unless_it_panics;
 
 /// The time after a failed attempt to connect during which calls fail with it, if no connection is open.
@@ -122,7 +122,7 @@ impl Pool {
         }
         let open = self.state.lock().open;
         let failure = if open == 0 {
-            Failure::unanswered(connections, limit, Kind::Broken)
+            Failure::unanswered(&connections.place, limit, Kind::Broken)
         } else {
             let others = match open < self.server.most_for_calls() {
                 true => "and no other one could be opened",
@@ -130,7 +130,7 @@ impl Pool {
             };
             let ms = limit.as_millis();
             let message = format!("no free connection within {ms} ms: {open} in use, {others}");
-            Failure::new(connections, Kind::Refused, message)
+            Failure::new(&connections.place, Kind::Refused, message)
         };
         Err(failure.not_sent())
     }
@@ -193,7 +193,10 @@ impl Pool {
                 if let Some(opened) = opened
                     && let Some(pool) = pool.upgrade()
                 {
-                    pool.opened(opened.unwrap_or_else(|| Err(Failure::panicked(server.connections()))));
+                    pool.opened(opened.unwrap_or_else(|| {
+                        let message = "a bug in holdfast or in its driver: the login panicked";
+                        Err(Failure::new(&server.connections().place, Kind::Broken, message).not_sent())
+                    }));
                 }
             };
             tokio::spawn(opening.boxed());
@@ -351,7 +354,7 @@ impl Checkout {
     pub(super) fn session(&mut self) -> Outcome<&mut dyn Session> {
         self.is_settled = false;
         let connections = self.pool.server.connections();
-        let broken = || Failure::new(connections, Kind::Broken, "the connection is closed".to_owned());
+        let broken = || Failure::new(&connections.place, Kind::Broken, "the connection is closed".to_owned());
         self.session.as_deref_mut().ok_or_else(broken)
     }
 
@@ -363,7 +366,7 @@ impl Checkout {
             && failure.kind() == Kind::NoTable
             && let Some(warnings) = server.warnings()
         {
-            let address = &server.connections().address;
+            let address = &server.connections().place.address;
             warnings.warn(format!(
                 "the tables of the locks at {address} were dropped while this service ran: the leases in them are lost, and other callers may \
                  acquire their names. The next call creates the tables again. Migration tools drop tables that they do not know: give \

@@ -1,7 +1,7 @@
 //! Products that have the protocol of another server.
 
 use super::connection::Connections;
-use super::error::{Failure, Kind};
+use crate::engine::sql::failure::{Failure, Kind};
 
 /// Recognises products by a text in their version. Each entry has the text and the name of the product. `needed`: the server
 /// whose protocol they have.
@@ -42,7 +42,7 @@ impl Others {
             "this server is {product} ({version}), where locks are not safe: it has the protocol of {needed}, but other row locks or several \
              clocks. Use {needed}, or another store"
         );
-        Some(Failure::new(connections, Kind::Permanent, message).not_sent())
+        Some(Failure::new(&connections.place, Kind::Permanent, message).not_sent())
     }
 }
 

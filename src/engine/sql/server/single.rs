@@ -23,7 +23,7 @@ use super::single_calls::{
 use super::transaction::{CheckedNames, Prefix};
 use super::upkeep::SWEEP_INTERVAL;
 use super::waiters::Waiters;
-use super::worker::{LockedNames, cause};
+use super::worker::LockedNames;
 use crate::clock::Moment;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
@@ -363,7 +363,7 @@ impl Shared {
     async fn read(&self, mut jobs: Vec<Job>) {
         let read = self.read_pages(&pages(&self.prefix, &jobs)).await;
         let read = read.map(|read| answer_reads(&mut jobs, &self.prefix, read));
-        jobs.into_iter().for_each(|job| job.answer(cause(&read)));
+        jobs.into_iter().for_each(|job| job.answer(read.as_ref().err()));
     }
 
     async fn read_pages(&self, pages: &[Page]) -> Outcome<Vec<PageRead>> {
@@ -380,7 +380,7 @@ impl Shared {
             .is_err_and(|failure| !failure.kind().is_left_to_transactions());
         for job in jobs {
             if job.is_answered() || is_final {
-                job.answer(cause(outcome));
+                job.answer(outcome.as_ref().err());
             } else {
                 self.forward(job);
             }

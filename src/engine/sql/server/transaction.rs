@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::error::{Failure, Kind};
 use super::waiters::{Effects, InQueue, Waiters};
 use super::{Outcome, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
+use crate::engine::sql::failure::Kind;
 use crate::engine::sql::jobs::Job;
 use crate::engine::sql::ledger::{Notification, Row, StoredName};
 use crate::model::{Claim, Key};
@@ -148,7 +148,10 @@ pub(super) async fn transact(
     let outcome = in_transaction(session, prefix, waiters, plan, batch).await;
     if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
         // A transaction without an end would become a part of the next one.
-        session.roll_back().await.map_err(Failure::broken)?;
+        session
+            .roll_back()
+            .await
+            .map_err(|failure| failure.with_kind(Kind::Broken))?;
     }
     outcome
 }

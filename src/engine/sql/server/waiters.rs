@@ -18,11 +18,11 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::Server;
-use super::error::Failure;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::hand_off::ClockReading;
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
+use crate::engine::sql::failure::Failure;
 use crate::engine::sql::ledger::{Content, Notification, RESERVED};
 use crate::engine::{HandOff, RESERVATION};
 use crate::event_loop::Task;

@@ -18,12 +18,12 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::error::{Failure, Kind};
 use super::pool::Pool;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use super::{BRIEF_LOCK_WAIT, Outcome};
-use crate::engine::sql::jobs::{Failed, Job, Receiver};
+use crate::engine::sql::failure::{Failure, Kind};
+use crate::engine::sql::jobs::{Job, Receiver};
 use crate::engine::sql::ledger::StoredName;
 use crate::event_loop::unless_it_panics;
 use crate::model::Key;
@@ -187,7 +187,7 @@ impl Worker {
                 // One job may be the cause: execute each on its own, so that the others do not fail with it.
                 Some(Kind::Permanent) if count > 1 => return batch,
                 _ => {
-                    batch.into_iter().for_each(|job| job.job.answer(cause(&outcome)));
+                    batch.into_iter().for_each(|job| job.job.answer(outcome.as_ref().err()));
                     return Vec::new();
                 }
             }
@@ -213,7 +213,7 @@ impl Worker {
                         job.is_alone = true;
                         self.waiting.push_back(job);
                     }
-                    _ => job.job.answer(cause(&outcome)),
+                    _ => job.job.answer(outcome.as_ref().err()),
                 }
             }
         }
@@ -309,7 +309,7 @@ impl Worker {
     /// Returns the failure of a job with a locked row.
     fn locked_row(&self) -> Failure {
         let message = "a row is locked by another transaction";
-        let locked = || Failure::new(self.pool.connections(), Kind::Locked, message.to_owned());
+        let locked = || Failure::new(&self.pool.connections().place, Kind::Locked, message.to_owned());
         self.failure.clone().unwrap_or_else(locked)
     }
 
@@ -353,9 +353,4 @@ impl Worker {
         self.waiters.apply(effects);
         Ok(())
     }
-}
-
-/// Returns the failure of a transaction for its jobs.
-pub(super) fn cause<T>(outcome: &Outcome<T>) -> Option<&dyn Failed> {
-    outcome.as_ref().err().map(|failure| failure as &dyn Failed)
 }

@@ -9,12 +9,14 @@ use libsqlite3_sys::{SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, SQLITE_OK, sqlite3_db_con
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Executor, Row};
 
-use super::error::{Failure, Kind};
+use super::NAME;
+use super::error::{kind_of, of_system};
 use super::identity::{FileId, Files, file_id};
 use super::peers::{Peer, Peers};
 use super::statements::{Statements, Transaction};
 use crate::clock::Moment;
 use crate::engine::sql::config::SqliteConfig;
+use crate::engine::sql::failure::{Failure, Kind, Place};
 
 /// Shortest time between two re-openings after the files were deleted or replaced. Limits the load on a file system whose inode
 /// numbers change: there each comparison finds other files.
@@ -24,6 +26,7 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 pub(super) struct File {
     config: SqliteConfig,
     path: Arc<Path>,
+    place: Place,
     statements: Arc<Statements>,
     open: Option<Open>,
     /// The earliest moment of the next re-opening.
@@ -41,6 +44,10 @@ impl File {
     pub(super) fn new(config: SqliteConfig, statements: Arc<Statements>) -> Self {
         File {
             path: config.path().into(),
+            place: Place {
+                engine: NAME,
+                address: config.path().display().to_string().into(),
+            },
             config,
             statements,
             open: None,
@@ -58,7 +65,7 @@ impl File {
     pub(super) async fn connection(&mut self) -> Result<(&mut SqliteConnection, bool), Failure> {
         if !self.are_in_place() {
             if !self.next_reopening.is_past() {
-                return Err(Failure::of_replaced_files(&self.path));
+                return Err(self.replaced());
             }
             self.next_reopening = Moment::now() + REOPEN_PAUSE;
             self.reopen().await;
@@ -82,7 +89,7 @@ impl File {
         if self.are_in_place() {
             Ok(())
         } else {
-            Err(Failure::of_replaced_files(&self.path))
+            Err(self.replaced())
         }
     }
 
@@ -116,7 +123,7 @@ impl File {
     pub(super) async fn recover(&mut self, failure: &Failure) {
         match (failure.kind(), &mut self.open) {
             // It fails when there is no transaction, which is harmless.
-            (Kind::Busy, Some(open)) => drop(open.connection.execute("ROLLBACK").await),
+            (Kind::Locked, Some(open)) => drop(open.connection.execute("ROLLBACK").await),
             _ => self.close().await,
         }
     }
@@ -135,7 +142,12 @@ impl File {
     }
 
     pub(super) fn failure(&self, cause: sqlx::Error) -> Failure {
-        Failure::of_driver(&self.path, cause)
+        Failure::of_driver(&self.place, kind_of(&self.path, &cause), cause)
+    }
+
+    fn replaced(&self) -> Failure {
+        let message = "the database, its -wal or its -shm file was deleted or replaced";
+        Failure::new(&self.place, Kind::Broken, message)
     }
 
     /// Opens the file. Retries while other connections prevent it.
@@ -144,7 +156,7 @@ impl File {
         loop {
             match self.try_open().await {
                 // The change to the write-ahead log needs exclusive access, and SQLite does not wait for that.
-                Err(failure) if matches!(failure.kind(), Kind::Busy | Kind::Broken) && !deadline.is_past() => {
+                Err(failure) if matches!(failure.kind(), Kind::Locked | Kind::Broken) && !deadline.is_past() => {
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(2..25))).await;
                 }
                 outcome => return outcome,
@@ -153,8 +165,10 @@ impl File {
     }
 
     async fn try_open(&self) -> Result<Open, Failure> {
-        self.create_folder()
-            .map_err(|error| Failure::of_folder(&self.path, &error))?;
+        self.create_folder().map_err(|error| {
+            let message = format!("its folder cannot be created: {error} (create it, or choose another path)");
+            Failure::new(&self.place, of_system(&error), message)
+        })?;
         let before = file_id(&self.path);
         let peer = match before {
             Some(database) => Some(self.joined(database).await?),
@@ -200,7 +214,7 @@ impl File {
 
     async fn joined(&self, database: FileId) -> Result<Peer, Failure> {
         let joined = tokio::time::timeout(self.config.busy_timeout, Peers::join(database)).await;
-        joined.map_err(|_| Failure::of_replaced_files(&self.path))
+        joined.map_err(|_| self.replaced())
     }
 
     async fn prepare(&self, connection: &mut SqliteConnection) -> sqlx::Result<()> {

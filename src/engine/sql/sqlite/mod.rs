@@ -27,7 +27,7 @@ use self::writer::Writer;
 use super::Page;
 use super::calls::Calls;
 use super::config::SqliteConfig;
-use super::jobs::{self, BATCH, Failed, Limit};
+use super::jobs::{self, BATCH, Limit};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::error::Failure;
 use super::file::{File, data_version};
 use super::statements::Transaction;
 use super::verbs::{Call, Verbs};
-use crate::engine::sql::jobs::{Failed, Job, Receiver};
+use crate::engine::sql::failure::{Failure, Kind};
+use crate::engine::sql::jobs::{Job, Receiver};
 use crate::engine::sql::udp_wakeup::Address;
 use crate::event_loop::unless_it_panics;
 
@@ -139,7 +139,7 @@ impl Writer {
 
     async fn execute(&mut self, batch: &mut Vec<Job>) {
         let outcome = self.transact(batch).await;
-        if batch.len() > 1 && outcome.as_ref().is_err_and(Failure::may_be_of_one_call) {
+        if batch.len() > 1 && outcome.as_ref().is_err_and(may_be_of_one_call) {
             // One job may be the cause: execute each on its own, so that the others do not fail with it.
             for mut job in batch.drain(..) {
                 let outcome = self.transact(std::slice::from_mut(&mut job)).await;
@@ -151,7 +151,7 @@ impl Writer {
     }
 
     async fn answer(&self, jobs: impl Iterator<Item = Job>, outcome: Result<Vec<Address>, Failure>) {
-        let failure = outcome.as_ref().err().map(|failure| failure as &dyn Failed);
+        let failure = outcome.as_ref().err();
         jobs.for_each(|job| job.answer(failure));
         if let Ok(to_wake) = outcome {
             self.verbs.wakeup.wake(&to_wake).await;
@@ -209,4 +209,9 @@ async fn run(job: &mut Job, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Resu
         Job::List(page, reply) => reply.set(verbs.list(call.transaction, page).await?),
     }
     Ok(())
+}
+
+/// Whether one call of a transaction may be the cause, for example one that needs more space than the disk has.
+fn may_be_of_one_call(failure: &Failure) -> bool {
+    matches!(failure.kind(), Kind::Refused | Kind::Permanent)
 }

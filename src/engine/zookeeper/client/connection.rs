@@ -95,7 +95,7 @@ async fn ask(stream: &mut dyn Io, message: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 fn failed(what: &str, error: &io::Error) -> Failure {
-    Failure::not_sent(format!("{what}: {error}"), crate::error::is_passing(error))
+    Failure::not_sent(format!("{what}: {error}"), crate::error::is_passing_of_network(error))
 }
 
 /// Describes a server that did not open a session.

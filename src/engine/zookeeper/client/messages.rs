@@ -9,17 +9,11 @@ pub(in super::super) mod code {
     pub(in super::super::super) const OK: i32 = 0;
     /// Another part of the multi failed.
     pub(in super::super::super) const ROLLED_BACK: i32 = -2;
-    pub(in super::super::super) const UNIMPLEMENTED: i32 = -6;
     pub(in super::super::super) const NO_NODE: i32 = -101;
-    pub(in super::super::super) const NO_AUTH: i32 = -102;
     pub(in super::super::super) const BAD_VERSION: i32 = -103;
     pub(in super::super::super) const NODE_EXISTS: i32 = -110;
     pub(in super::super::super) const SESSION_EXPIRED: i32 = -112;
-    pub(in super::super::super) const INVALID_ACL: i32 = -114;
-    pub(in super::super::super) const AUTH_FAILED: i32 = -115;
     pub(in super::super::super) const SESSION_MOVED: i32 = -118;
-    pub(in super::super::super) const QUOTA_EXCEEDED: i32 = -125;
-    pub(in super::super::super) const THROTTLED: i32 = -127;
 }
 
 /// The numbers of the requests.

@@ -7,8 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::engine::sql::failure::Kind;
 use crate::engine::sql::server::connection::open_first;
-use crate::engine::sql::server::error::Kind;
 use crate::model::Key;
 
 /// Forwards connections to a server, but forwards nothing more of the first one that listens. Returns the port.
