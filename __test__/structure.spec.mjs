@@ -53,6 +53,18 @@ test('a file may import the mod.rs of its folder, which may import it', () => {
   assert.deepEqual(circles(importGraph(files)), [])
 })
 
+test('the file with the trait of all stores imports none of them', () => {
+  const files = { 'engine/mod.rs': 'pub use config::parse;', 'engine/config.rs': 'use super::redis::Redis;' }
+  const redis = {
+    'engine/redis/mod.rs': 'use crate::engine::Engine; use self::ops::x;',
+    'engine/redis/ops.rs': 'use super::y;',
+  }
+  assert.deepEqual(circles(importGraph({ ...files, ...redis })), [
+    ['engine/mod.rs', 'engine/config.rs', 'engine/redis/mod.rs'],
+  ])
+  assert.deepEqual(circles(importGraph({ ...files, ...redis, 'engine/mod.rs': 'pub mod config;' })), [])
+})
+
 test('large folders, long files and conditional compilation are found', () => {
   const many = Object.fromEntries(Array.from({ length: 13 }, (_, i) => [`room/f${i}.rs`, '']))
   assert.match(problemsOf(many).join(), /src\/room has 13 files/)

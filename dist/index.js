@@ -1384,13 +1384,23 @@ function isCausedBy(thrown, signal) {
 
 // Validates the arguments of `LockService.connect`.
 const MAX_URLS = 100;
-const MAX_REPLICAS = 100;
-const MAX_CONNECTIONS = 100;
 const LOGIN = ['username', 'password', 'credentials'];
 const OTHERS = 'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas maxConnections ' +
     'sessionTimeoutMs ' +
     'defaults onEvent';
 const CONNECT = [...OTHERS.split(' '), ...LOGIN];
+/** The options that are one value each, and their checks. */
+const CHECKS = {
+    listenUrl: (name, value) => text(name, isObject(value) && 'href' in value ? value['href'] : value),
+    keyPrefix: text,
+    collection: filled,
+    table: filled,
+    storeTimeoutMs: positiveMs,
+    connectMs: (name, value) => (value === 0 ? 0 : positiveMs(name, value)),
+    sessionTimeoutMs: positiveMs,
+    minReplicas: (name, value) => wholeNumber(name, value, 0, 100),
+    maxConnections: (name, value) => wholeNumber(name, value, 1, 100),
+};
 const PEM = ['ca', 'cert', 'key'];
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure'];
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
@@ -1450,32 +1460,11 @@ function connectionOf(target, second, isPresent) {
         config.credentials = true;
     if (config.urls.some((url) => /^postgres(ql)?:/.test(url)))
         config.environment = environmentOfPostgres();
+    for (const [name, check] of Object.entries(CHECKS)) {
+        if (options[name] !== undefined)
+            Object.assign(config, { [name]: check(name, options[name]) });
+    }
     let value;
-    if ((value = options['listenUrl']) !== undefined) {
-        config.listenUrl = text('listenUrl', isObject(value) && 'href' in value ? value['href'] : value);
-    }
-    if ((value = options['keyPrefix']) !== undefined)
-        config.keyPrefix = text('keyPrefix', value);
-    for (const name of ['collection', 'table']) {
-        if ((value = options[name]) === undefined)
-            continue;
-        config[name] = text(name, value);
-        if (value === '')
-            throw invalid(name, 'must not be empty', '""');
-    }
-    if ((value = options['storeTimeoutMs']) !== undefined)
-        config.storeTimeoutMs = positiveMs('storeTimeoutMs', value);
-    if ((value = options['connectMs']) !== undefined && value !== 0)
-        config.connectMs = positiveMs('connectMs', value);
-    if ((value = options['minReplicas']) !== undefined) {
-        config.minReplicas = wholeNumber('minReplicas', value, 0, MAX_REPLICAS);
-    }
-    if ((value = options['maxConnections']) !== undefined) {
-        config.maxConnections = wholeNumber('maxConnections', value, 1, MAX_CONNECTIONS);
-    }
-    if ((value = options['sessionTimeoutMs']) !== undefined) {
-        config.sessionTimeoutMs = positiveMs('sessionTimeoutMs', value);
-    }
     for (const name of PEM) {
         const file = `${name}File`;
         if ((value = tls?.[file]) !== undefined) {
@@ -1555,6 +1544,12 @@ function pemOf(argument, value) {
         throw invalid(argument, `${rule}: ${quote}`, 'text without a line break after -----BEGIN');
     }
     return pem.replace(/^[\t ]+|[\t ]+$/gm, '');
+}
+/** Checks a text that must not be empty. */
+function filled(argument, value) {
+    if (value === '')
+        throw invalid(argument, 'must not be empty', '""');
+    return text(argument, value);
 }
 /** Checks a whole number. `note` is appended to the rule in the error message. */
 function wholeNumber(argument, value, from, to, note = '') {
@@ -1652,14 +1647,13 @@ function loginOf(options) {
     return { login, credentials: undefined };
 }
 const isSocket = (url) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url);
-/** Returns a function that checks that a URL is one of a store with logins, and has none. */
+/** Returns a function that checks that a URL has no login, and is not one of a store without logins. */
 function withoutLogin(argument) {
     return (url) => {
-        const [scheme, rest] = url.split('://', 2);
-        if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb|etcd|zookeeper)/.test(scheme) || rest === undefined) {
-            throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${scheme}:`);
-        }
-        if (/[@]|[?&](user|pass|password)=/.test(rest))
+        const [store] = /^(sqlite|memory):/.exec(url) ?? [];
+        if (store !== undefined)
+            throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${store}`);
+        if (/@|[?&](user|pass|password)=/.test(url.split('://', 2)[1] ?? ''))
             throw invalid(argument, 'must be absent with a login in the URL', 'both');
         return url;
     };
@@ -1683,35 +1677,11 @@ function urlsOf(target) {
         throw invalid('target', 'must not be an empty list', '[]');
     return Array.from({ length: target.length }, (_, index) => urlOf(target[index]));
 }
-/** Checks a URL for mistakes whose native errors would be about another part of it. Messages show no part of it. */
+/** Checks that a value is a URL as text or as an object. The native core parses it. */
 function urlOf(value) {
     const url = text('target', isObject(value) ? value['href'] : value);
     if (url === '')
         throw invalid('target', `must be a URL ${EXAMPLE}`, '""');
-    const [, http, port, others] = /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|((?:,[\w.-]+:\d+)+)(?:\/[\w./-]*)?)?$/.exec(url) ?? [];
-    if (port !== undefined && !url.startsWith('memory:')) {
-        const known = {
-            2379: 'etcd://HOST:2379',
-            27017: 'mongodb://HOST:27017',
-            2181: 'zookeeper://HOST:2181',
-            3306: 'mysql://HOST:3306/DATABASE',
-            5432: 'postgres://HOST:5432/DATABASE',
-        };
-        const one = known[port] ?? `redis${others ? '+cluster' : ''}://HOST:PORT`;
-        const secure = http === 'https://' ? one.replace('etcd:', 'etcds:') : one;
-        const meant = others ? secure.replace(/HOST:\w+/, '$&,$&') : secure;
-        const got = http === undefined ? 'a host and a port without a scheme' : 'the scheme of HTTP';
-        throw invalid('target', `must be a URL ${EXAMPLE}`, `${got} (did you mean ${meant}?)`);
-    }
-    if (/,\s*(redis|valkey)\w*(\+\w+)?:\/\//.test(url)) {
-        const rule = "must be an array for several servers: ['redis://A', 'redis://B', 'redis://C']";
-        throw invalid('target', rule, 'one text with several URLs');
-    }
-    const [, servers] = /^(?:redis|valkey)s?:\/\/(?:[^/?#]*@)?([^/?#@]*)/.exec(url) ?? [];
-    if (servers?.includes(',')) {
-        const rule = 'must have one host: for several hosts use redis+cluster://, redis+sentinel://, or an array of URLs (a quorum)';
-        throw invalid('target', rule, 'a URL with a list of hosts');
-    }
     return url;
 }
 /** @internal Returns the login of a new connection as the answer to a question: a user name or `null`, and a password. */

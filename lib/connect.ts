@@ -11,8 +11,6 @@ import { isObserved } from './telemetry.js'
 import type { LockEvent } from './types.js'
 
 const MAX_URLS = 100
-const MAX_REPLICAS = 100
-const MAX_CONNECTIONS = 100
 
 const LOGIN = ['username', 'password', 'credentials']
 const OTHERS =
@@ -20,6 +18,18 @@ const OTHERS =
   'sessionTimeoutMs ' +
   'defaults onEvent'
 const CONNECT = [...OTHERS.split(' '), ...LOGIN]
+/** The options that are one value each, and their checks. */
+const CHECKS: Record<string, (name: string, value: unknown) => string | number> = {
+  listenUrl: (name, value) => text(name, isObject(value) && 'href' in value ? value['href'] : value),
+  keyPrefix: text,
+  collection: filled,
+  table: filled,
+  storeTimeoutMs: positiveMs,
+  connectMs: (name, value) => (value === 0 ? 0 : positiveMs(name, value)),
+  sessionTimeoutMs: positiveMs,
+  minReplicas: (name, value) => wholeNumber(name, value, 0, 100),
+  maxConnections: (name, value) => wholeNumber(name, value, 1, 100),
+}
 const PEM = ['ca', 'cert', 'key'] as const
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure']
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
@@ -91,27 +101,10 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
   if (config.urls.length === 0) warnOfEmbedded()
   if (credentials) config.credentials = true
   if (config.urls.some((url) => /^postgres(ql)?:/.test(url))) config.environment = environmentOfPostgres()
+  for (const [name, check] of Object.entries(CHECKS)) {
+    if (options[name] !== undefined) Object.assign(config, { [name]: check(name, options[name]) })
+  }
   let value: unknown
-  if ((value = options['listenUrl']) !== undefined) {
-    config.listenUrl = text('listenUrl', isObject(value) && 'href' in value ? value['href'] : value)
-  }
-  if ((value = options['keyPrefix']) !== undefined) config.keyPrefix = text('keyPrefix', value)
-  for (const name of ['collection', 'table'] as const) {
-    if ((value = options[name]) === undefined) continue
-    config[name] = text(name, value)
-    if (value === '') throw invalid(name, 'must not be empty', '""')
-  }
-  if ((value = options['storeTimeoutMs']) !== undefined) config.storeTimeoutMs = positiveMs('storeTimeoutMs', value)
-  if ((value = options['connectMs']) !== undefined && value !== 0) config.connectMs = positiveMs('connectMs', value)
-  if ((value = options['minReplicas']) !== undefined) {
-    config.minReplicas = wholeNumber('minReplicas', value, 0, MAX_REPLICAS)
-  }
-  if ((value = options['maxConnections']) !== undefined) {
-    config.maxConnections = wholeNumber('maxConnections', value, 1, MAX_CONNECTIONS)
-  }
-  if ((value = options['sessionTimeoutMs']) !== undefined) {
-    config.sessionTimeoutMs = positiveMs('sessionTimeoutMs', value)
-  }
   for (const name of PEM) {
     const file = `${name}File` as const
     if ((value = tls?.[file]) !== undefined) {
@@ -194,6 +187,12 @@ function pemOf(argument: string, value: unknown): string {
     throw invalid(argument, `${rule}: ${quote}`, 'text without a line break after -----BEGIN')
   }
   return pem.replace(/^[\t ]+|[\t ]+$/gm, '')
+}
+
+/** Checks a text that must not be empty. */
+function filled(argument: string, value: unknown): string {
+  if (value === '') throw invalid(argument, 'must not be empty', '""')
+  return text(argument, value)
 }
 
 /** Checks a whole number. `note` is appended to the rule in the error message. */
@@ -287,14 +286,12 @@ function loginOf(options: Fields): { login: (url: string) => string; credentials
 
 const isSocket = (url: string) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url)
 
-/** Returns a function that checks that a URL is one of a store with logins, and has none. */
+/** Returns a function that checks that a URL has no login, and is not one of a store without logins. */
 function withoutLogin(argument: string): (url: string) => string {
   return (url) => {
-    const [scheme, rest] = url.split('://', 2)
-    if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb|etcd|zookeeper)/.test(scheme!) || rest === undefined) {
-      throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${scheme}:`)
-    }
-    if (/[@]|[?&](user|pass|password)=/.test(rest))
+    const [store] = /^(sqlite|memory):/.exec(url) ?? []
+    if (store !== undefined) throw invalid(argument, `must be absent ${OTHER_STORE}`, `a URL of ${store}`)
+    if (/@|[?&](user|pass|password)=/.test(url.split('://', 2)[1] ?? ''))
       throw invalid(argument, 'must be absent with a login in the URL', 'both')
     return url
   }
@@ -317,36 +314,10 @@ function urlsOf(target: unknown): string[] {
   return Array.from({ length: target.length }, (_, index) => urlOf(target[index]))
 }
 
-/** Checks a URL for mistakes whose native errors would be about another part of it. Messages show no part of it. */
+/** Checks that a value is a URL as text or as an object. The native core parses it. */
 function urlOf(value: unknown): string {
   const url = text('target', isObject(value) ? value['href'] : value)
   if (url === '') throw invalid('target', `must be a URL ${EXAMPLE}`, '""')
-  const [, http, port, others] =
-    /^(https?:\/\/)?[\w.-]+:(\d{1,5})(?:\/\d*|((?:,[\w.-]+:\d+)+)(?:\/[\w./-]*)?)?$/.exec(url) ?? []
-  if (port !== undefined && !url.startsWith('memory:')) {
-    const known: Record<string, string> = {
-      2379: 'etcd://HOST:2379',
-      27017: 'mongodb://HOST:27017',
-      2181: 'zookeeper://HOST:2181',
-      3306: 'mysql://HOST:3306/DATABASE',
-      5432: 'postgres://HOST:5432/DATABASE',
-    }
-    const one = known[port] ?? `redis${others ? '+cluster' : ''}://HOST:PORT`
-    const secure = http === 'https://' ? one.replace('etcd:', 'etcds:') : one
-    const meant = others ? secure.replace(/HOST:\w+/, '$&,$&') : secure
-    const got = http === undefined ? 'a host and a port without a scheme' : 'the scheme of HTTP'
-    throw invalid('target', `must be a URL ${EXAMPLE}`, `${got} (did you mean ${meant}?)`)
-  }
-  if (/,\s*(redis|valkey)\w*(\+\w+)?:\/\//.test(url)) {
-    const rule = "must be an array for several servers: ['redis://A', 'redis://B', 'redis://C']"
-    throw invalid('target', rule, 'one text with several URLs')
-  }
-  const [, servers] = /^(?:redis|valkey)s?:\/\/(?:[^/?#]*@)?([^/?#@]*)/.exec(url) ?? []
-  if (servers?.includes(',')) {
-    const rule =
-      'must have one host: for several hosts use redis+cluster://, redis+sentinel://, or an array of URLs (a quorum)'
-    throw invalid('target', rule, 'a URL with a list of hosts')
-  }
   return url
 }
 

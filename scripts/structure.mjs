@@ -68,7 +68,7 @@ function imports(module, text) {
 
 /**
  * Returns the imports between files: `{ file: Set of files }`. A `mod.rs` and the files below it are one room, whose imports of each
- * other do not count.
+ * other do not count. Those of `engine/mod.rs` count: it has the trait that all stores implement.
  *
  * @typedef {Record<string, Set<string>>} Graph
  * @param {Record<string, string>} files
@@ -77,7 +77,9 @@ export function importGraph(files) {
   const fileOf = new Map(Object.keys(files).map((path) => [moduleOf(path).join('::'), path]))
   /** @param {string} path @param {string} other */
   const isBelow = (path, other) =>
-    /(^|\/)(mod|lib)\.rs$/.test(other) && (dirname(other) === '.' || path.startsWith(`${dirname(other)}/`))
+    other !== 'engine/mod.rs' &&
+    /(^|\/)(mod|lib)\.rs$/.test(other) &&
+    (dirname(other) === '.' || path.startsWith(`${dirname(other)}/`))
   /** @type {Graph} */
   const graph = {}
   for (const [path, text] of Object.entries(files)) {

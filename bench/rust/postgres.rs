@@ -7,7 +7,8 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use holdfast::engine::{EngineConfig, Settings, connect};
+use holdfast::engine::Settings;
+use holdfast::engine::config::{EngineConfig, connect};
 use holdfast::model::{Key, Names};
 use holdfast::service::{AcquireOptions, Locks, Outcome};
 use holdfast::stall_detector::StallDetector;

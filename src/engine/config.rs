@@ -1,105 +1,38 @@
 //! Parses a target (a URL, a list of URLs, nothing) and connects to its engine. The only match over engines.
 
-use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Credentials, Resolver, SharedEngine, TlsFiles, Warnings};
-use crate::backoff::Backoff;
-use crate::error::LockError;
-use crate::event_loop::EventLoop;
+use futures_util::future::BoxFuture;
 
-/// The settings of an engine besides its URL.
-///
-/// They have no `Debug`: another URL and the environment may contain passwords.
+use super::settings::{DEFAULT_TABLE, Settings};
+use super::{Engine, SharedEngine};
+use crate::backoff::Backoff;
+use crate::error::{EngineError, LockError};
+
+/// A parsed target: the store, and how to connect to it.
 #[derive(Clone)]
-pub struct Settings {
-    /// The prefix of every name in the store. `None`: the engine's default (`lock:` on Redis, `holdfast/` on etcd, empty elsewhere).
-    pub key_prefix: Option<String>,
-    /// MongoDB: the collection. Default `locks`.
-    pub collection: String,
-    /// SQL: the table. Default `locks`.
-    pub table: String,
-    /// The timeout of connecting. Default 5 s.
-    pub store_timeout: Duration,
-    /// Redis: the number of replicas that must acknowledge a grant. Default 0.
-    pub min_replicas: u32,
-    /// PostgreSQL, MySQL, MariaDB: the maximum number of connections. Default 5 on PostgreSQL, 4 on MySQL and MariaDB.
-    pub max_connections: Option<u32>,
-    /// ZooKeeper: the session timeout. `None`: 10 s.
-    pub session_timeout: Option<Duration>,
-    /// The certificates for `rediss://`, `etcds://` and `zookeepers://`, and for MongoDB and PostgreSQL with TLS.
-    pub tls: TlsFiles,
-    /// Redis, PostgreSQL: the source of the logins of new connections, instead of the URL.
-    pub credentials: Option<Arc<Credentials>>,
-    /// MongoDB: resolves the name of a `mongodb+srv` URL.
-    pub resolver: Option<Arc<Resolver>>,
-    /// PostgreSQL: the URL of the servers without the pooler, for notifications.
-    pub listen_url: Option<String>,
-    /// PostgreSQL: the variables of the environment whose names begin with `PG`, for what the URL leaves out.
-    pub environment: HashMap<String, String>,
-    /// Receives the warnings of the engine. `None`: there are no warnings.
-    pub warnings: Option<Arc<Warnings>>,
-    /// How long `connect` tries again while the store cannot be reached. Default 0: one attempt.
-    pub connect_for: Duration,
-    /// The caller's event loop, if it can poll an engine's socket.
-    pub event_loop: Option<Arc<dyn EventLoop>>,
+pub struct EngineConfig {
+    engine: &'static str,
+    /// For messages.
+    address: String,
+    open: Arc<dyn Fn() -> BoxFuture<'static, super::Result<SharedEngine>> + Send + Sync>,
 }
 
-impl Default for Settings {
-    fn default() -> Self {
-        Settings {
-            key_prefix: None,
-            collection: DEFAULT_TABLE.into(),
-            table: DEFAULT_TABLE.into(),
-            store_timeout: Duration::from_secs(5),
-            min_replicas: 0,
-            max_connections: None,
-            session_timeout: None,
-            tls: TlsFiles::default(),
-            credentials: None,
-            resolver: None,
-            listen_url: None,
-            environment: HashMap::new(),
-            warnings: None,
-            connect_for: Duration::ZERO,
-            event_loop: None,
-        }
+impl fmt::Debug for EngineConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.engine, self.address)
     }
 }
 
-/// A parsed target: the engine and its settings.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub enum EngineConfig {
-    /// A store in this process, by name.
-    #[cfg(feature = "memory")]
-    Memory(String),
-    /// A SQLite file.
-    #[cfg(feature = "sqlite")]
-    Sqlite(super::sql::SqliteConfig),
-    /// One Redis node, a master under Sentinel, or a cluster.
-    #[cfg(feature = "redis")]
-    Redis(Box<super::redis::RedisConfig>),
-    /// A quorum of independent Redis nodes.
-    #[cfg(feature = "redis")]
-    Quorum(Box<super::redis::QuorumConfig>),
-    /// An etcd cluster.
-    #[cfg(feature = "etcd")]
-    Etcd(Box<super::etcd::EtcdConfig>),
-    /// A ZooKeeper ensemble.
-    #[cfg(feature = "zookeeper")]
-    Zookeeper(Box<super::zookeeper::ZookeeperConfig>),
-    /// A MongoDB deployment.
-    #[cfg(feature = "mongodb")]
-    Mongodb(Box<super::mongodb::MongodbConfig>),
-    /// A MySQL or MariaDB database.
-    #[cfg(feature = "mysql")]
-    Mysql(Box<super::sql::MysqlConfig>),
-    /// A PostgreSQL database.
-    #[cfg(feature = "postgres")]
-    Postgres(Box<super::sql::PostgresConfig>),
-}
+const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+unix://, redis+sentinel://, \
+                    rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb://, \
+                    mongodb+srv://, postgres://, postgresql://, mysql://, mariadb://, etcd://, etcds://, \
+                    zookeeper:// or zookeepers://";
+
+/// In the place of the scheme of a list of URLs.
+const LIST: &str = "LIST";
 
 impl EngineConfig {
     /// Parses a target.
@@ -110,136 +43,115 @@ impl EngineConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for an invalid target or setting. Messages never contain the password of a URL.
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
-        let urls: &[String] = &urls.iter().map(|url| of_valkey(url)).collect::<Vec<_>>();
-        if settings.credentials.is_some() {
-            let can_ask = |url: &String| url.starts_with("redis") || url.starts_with("postgres");
-            if urls.is_empty() || !urls.iter().all(can_ask) {
-                let rule = "must be absent for a store other than Redis and PostgreSQL (on MongoDB a client certificate, with \
-                            authMechanism=MONGODB-X509, needs no password)";
-                return Err(LockError::invalid("credentials", rule, "a function"));
-            }
+        let urls: Vec<String> = urls.iter().map(|url| of_valkey(url)).collect();
+        if let Some(got) = urls.iter().find_map(|url| without_scheme(url)) {
+            return Err(LockError::invalid("target", RULE, got));
         }
-        if settings.listen_url.is_some() && !urls.iter().any(|url| url.starts_with("postgres")) {
-            let rule = "must be absent for a store other than PostgreSQL";
-            return Err(LockError::invalid("listenUrl", rule, "a URL"));
+        if urls.iter().any(|url| has_several(url)) {
+            let rule = "must be an array for several servers: ['redis://A', 'redis://B', 'redis://C']";
+            return Err(LockError::invalid("target", rule, "one text with several URLs"));
         }
-        let scheme = match urls {
-            [one] => one.split(':').next(),
-            _ => None,
+        let (scheme, url) = match &urls[..] {
+            [] => ("sqlite", ""),
+            [url] => (url.split(':').next().unwrap_or_default(), url.as_str()),
+            _ => (LIST, ""),
         };
-        check_tables(urls.is_empty(), scheme, settings)?;
-        let prefix_bytes = settings.key_prefix.as_ref().map_or(0, String::len);
-        if prefix_bytes > MAX_PREFIX_BYTES {
-            let got = format_args!("{prefix_bytes} bytes");
-            return Err(LockError::invalid("keyPrefix", "must be at most 512 bytes", got));
-        }
-        if settings.min_replicas > 0 && !scheme.is_some_and(|scheme| REPLICATED.contains(&scheme)) {
-            let rule = "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
-                        rediss+sentinel://";
-            return Err(LockError::invalid("minReplicas", rule, settings.min_replicas));
-        }
-        let has_sessions = |scheme: &str| ["memory", "zookeeper", "zookeepers"].contains(&scheme);
-        if let Some(timeout) = settings.session_timeout
-            && !scheme.is_some_and(has_sessions)
-        {
-            let rule = "must be absent for a store other than ZooKeeper";
-            let got = format_args!("{} ms", timeout.as_millis());
-            return Err(LockError::invalid("sessionTimeoutMs", rule, got));
-        }
-        let is_server = |scheme: &str| ["memory", "postgres", "postgresql", "mysql", "mariadb"].contains(&scheme);
-        if let Some(number) = settings.max_connections
-            && !scheme.is_some_and(is_server)
-        {
-            let rule = "must be absent for a store other than PostgreSQL, MySQL and MariaDB (MongoDB has maxPoolSize in the URL)";
-            return Err(LockError::invalid("maxConnections", rule, number));
-        }
-        if settings.max_connections == Some(0) {
-            return Err(LockError::invalid("maxConnections", "must be at least 1", 0));
-        }
-        let url = match urls {
-            #[cfg(feature = "sqlite")]
-            [] => {
-                return Ok(EngineConfig::Sqlite(super::sql::SqliteConfig::in_state_folder(
-                    settings,
-                )?));
-            }
-            #[cfg(not(feature = "sqlite"))]
-            [] => {
-                return Err(LockError::invalid(
-                    "target",
-                    "is required: this build has no embedded store",
-                    "nothing",
-                ));
-            }
-            [one] => one.as_str(),
-            #[cfg(feature = "redis")]
-            many => {
-                let config = super::redis::QuorumConfig::parse(many, settings)?;
-                return Ok(EngineConfig::Quorum(Box::new(config)));
-            }
-            #[cfg(not(feature = "redis"))]
-            many => {
-                let rule = "must be one URL: this build does not include Redis";
-                return Err(LockError::invalid("target", rule, format_args!("{} URLs", many.len())));
-            }
-        };
-        let scheme = url.split(':').next().unwrap_or_default();
-        match scheme {
+        let config = match scheme {
             #[cfg(feature = "memory")]
             "memory" => {
                 // One store per name and prefix.
                 let prefix = settings.key_prefix.as_deref().unwrap_or_default();
-                Ok(EngineConfig::Memory(format!("{}\0{prefix}", &url["memory:".len()..])))
+                let name = format!("{}\0{prefix}", &url["memory:".len()..]);
+                let open = async |name: String| Ok(super::memory::MemoryEngine::named(&name));
+                Self::new("memory", String::new(), name, open)
             }
             #[cfg(feature = "sqlite")]
-            "sqlite" => Ok(EngineConfig::Sqlite(super::sql::SqliteConfig::parse(url, settings)?)),
+            "sqlite" => {
+                let config = match url {
+                    "" => super::sql::SqliteConfig::in_state_folder(settings)?,
+                    url => super::sql::SqliteConfig::parse(url, settings)?,
+                };
+                let path = config.path().display().to_string();
+                Self::new("sqlite", path, config, super::sql::SqliteEngine::connect)
+            }
             #[cfg(feature = "redis")]
             "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
             | "rediss+cluster" => {
                 let config = super::redis::RedisConfig::parse(url, settings)?;
-                Ok(EngineConfig::Redis(Box::new(config)))
+                Self::new("redis", config.address(), config, super::redis::RedisEngine::connect)
+            }
+            #[cfg(feature = "redis")]
+            LIST => {
+                let config = super::redis::QuorumConfig::parse(&urls, settings)?;
+                Self::new("redis", config.address(), config, super::redis::QuorumEngine::connect)
             }
             #[cfg(feature = "etcd")]
             "etcd" | "etcds" => {
                 let config = super::etcd::EtcdConfig::parse(url, settings)?;
-                Ok(EngineConfig::Etcd(Box::new(config)))
+                Self::new("etcd", config.servers.to_string(), config, super::etcd::connect)
             }
             #[cfg(feature = "mongodb")]
-            "mongodb" | "mongodb+srv" => Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(
-                url, settings,
-            )?))),
+            "mongodb" | "mongodb+srv" => {
+                let config = super::mongodb::MongodbConfig::parse(url, settings)?;
+                let connect = super::mongodb::MongodbEngine::connect;
+                Self::new("mongodb", config.address(), config, connect)
+            }
             #[cfg(feature = "mysql")]
             "mysql" | "mariadb" => {
                 let config = super::sql::MysqlConfig::parse(url, settings)?;
-                Ok(EngineConfig::Mysql(Box::new(config)))
+                Self::new("mysql", config.server.clone(), config, super::sql::mysql::connect)
             }
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
                 let config = super::sql::PostgresConfig::parse(url, settings)?;
-                Ok(EngineConfig::Postgres(Box::new(config)))
+                Self::new("postgres", config.server.clone(), config, super::sql::postgres::connect)
             }
             #[cfg(feature = "zookeeper")]
             "zookeeper" | "zookeepers" => {
                 let config = super::zookeeper::ZookeeperConfig::parse(url, settings)?;
-                Ok(EngineConfig::Zookeeper(Box::new(config)))
+                let servers = config.servers.to_string();
+                Self::new("zookeeper", servers, config, super::zookeeper::connect)
             }
-            _ if !url.contains(':') => {
-                // The message does not contain the text: without a scheme, it may be a password.
-                Err(LockError::invalid("target", RULE, "a string without a scheme"))
+            other => {
+                // The message does not contain a text without a scheme: it may be a password.
+                let got = match url.contains(':') {
+                    true => format!("the scheme \"{other}:\""),
+                    false => "a string without a scheme".to_owned(),
+                };
+                return Err(LockError::invalid("target", RULE, got));
             }
-            other => Err(LockError::invalid(
-                "target",
-                RULE,
-                format_args!("the scheme \"{other}:\""),
-            )),
-        }
+        };
+        check(scheme, settings)?;
+        Ok(config)
+    }
+
+    /// `address`: for messages.
+    fn new<C, E, F>(
+        engine: &'static str,
+        address: String,
+        config: C,
+        connect: impl Fn(C) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        C: Clone + Send + Sync + 'static,
+        E: Engine + 'static,
+        F: Future<Output = super::Result<Arc<E>>> + Send + 'static,
+    {
+        let open = Arc::new(move || -> BoxFuture<'static, super::Result<SharedEngine>> {
+            let opening = connect(config.clone());
+            Box::pin(async move { Ok(opening.await? as SharedEngine) })
+        });
+        EngineConfig { engine, address, open }
+    }
+
+    /// Connects to the store once, and sends one command to it.
+    async fn connect_once(&self, timeout: Duration) -> Result<SharedEngine, LockError> {
+        let opened = tokio::time::timeout(timeout, (self.open)()).await;
+        let late = |_| Err(EngineError::no_answer(self.engine, &self.address, "connect", timeout));
+        opened.unwrap_or_else(late).map_err(LockError::store)
     }
 }
 
-const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+unix://, redis+sentinel://, \
-                    rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb://, \
-                    mongodb+srv://, postgres://, postgresql://, mysql://, mariadb://, etcd://, etcds://, \
-                    zookeeper:// or zookeepers://";
 /// Returns the URL with the scheme of Redis, if it has one of Valkey.
 fn of_valkey(url: &str) -> String {
     match url.strip_prefix("valkey") {
@@ -248,34 +160,134 @@ fn of_valkey(url: &str) -> String {
     }
 }
 
+/// Describes a list of hosts with ports, and the URL that is probably meant. `None`: the text is something else.
+fn without_scheme(text: &str) -> Option<String> {
+    let (http, rest) = match text.split_once("://") {
+        Some((scheme @ ("http" | "https"), rest)) => (Some(scheme), rest),
+        _ => (None, text),
+    };
+    let hosts = rest.split('/').next()?.rsplit('@').next()?;
+    let ports: Option<Vec<u16>> = hosts
+        .split(',')
+        .map(|host| host.split_once(':')?.1.parse().ok())
+        .collect();
+    let ports = ports?;
+    let first = ports.first()?;
+    let (scheme, path) = match first {
+        _ if text.starts_with("memory:") => return None,
+        2379 if http == Some("https") => ("etcds", ""),
+        2379 => ("etcd", ""),
+        27017 => ("mongodb", ""),
+        2181 => ("zookeeper", ""),
+        3306 => ("mysql", "/DATABASE"),
+        5432 => ("postgres", "/DATABASE"),
+        _ if ports.len() > 1 => ("redis+cluster", ""),
+        _ => ("redis", ""),
+    };
+    let host = match scheme {
+        "redis" | "redis+cluster" => "HOST:PORT".to_owned(),
+        _ => format!("HOST:{first}"),
+    };
+    let hosts = vec![host; ports.len().min(2)].join(",");
+    let got = match http {
+        None => "a host and a port without a scheme",
+        Some(_) => "the scheme of HTTP",
+    };
+    Some(format!("{got} (did you mean {scheme}://{hosts}{path}?)"))
+}
+
+/// Whether a text has several URLs of Redis.
+fn has_several(text: &str) -> bool {
+    let is_of_scheme = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+';
+    text.split(',')
+        .skip(1)
+        .any(|part| match part.trim_start().split_once("://") {
+            Some((scheme, _)) => {
+                (scheme.starts_with("redis") || scheme.starts_with("valkey")) && scheme.bytes().all(is_of_scheme)
+            }
+            None => false,
+        })
+}
+
 /// Maximum length of the prefix of names in bytes. An index of PostgreSQL, and a column of MySQL, have room for it and the
 /// longest name.
 const MAX_PREFIX_BYTES: usize = 512;
 
-/// The default name of the collection, and of the table.
-const DEFAULT_TABLE: &str = "locks";
-
-/// The schemes for which `min_replicas` is allowed.
-const REPLICATED: [&str; 4] = ["redis", "rediss", "redis+sentinel", "rediss+sentinel"];
-
-/// Rejects the name of a collection for a store without collections, and that of a table likewise. The memory store may have both: in
-/// tests it replaces any store.
-fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) -> Result<(), LockError> {
-    let has = |schemes: &[&str]| scheme.is_some_and(|scheme| scheme == "memory" || schemes.contains(&scheme));
-    if settings.collection != DEFAULT_TABLE && !has(&["mongodb", "mongodb+srv"]) {
-        let rule = "must be absent for a store other than MongoDB (SQL stores have a table)";
-        return Err(LockError::invalid(
+/// Rejects the settings of other stores. The memory store may have those of SQL, MongoDB and ZooKeeper: in tests it replaces any store.
+fn check(scheme: &str, settings: &Settings) -> Result<(), LockError> {
+    let prefix_bytes = settings.key_prefix.as_ref().map_or(0, String::len);
+    if prefix_bytes > MAX_PREFIX_BYTES {
+        let got = format_args!("{prefix_bytes} bytes");
+        return Err(LockError::invalid("keyPrefix", "must be at most 512 bytes", got));
+    }
+    let (number, timeout) = (
+        settings.max_connections,
+        settings.session_timeout.map(|timeout| timeout.as_millis()),
+    );
+    let (collection, table) = (&settings.collection, &settings.table);
+    // The setting, whether it is set, its value, the beginnings of the schemes that have it, and their stores.
+    let restricted: [(&str, bool, String, &str, &str); 7] = [
+        (
+            "credentials",
+            settings.credentials.is_some(),
+            "a function".into(),
+            "redis postgres LIST",
+            "Redis and PostgreSQL (on MongoDB a client certificate, with authMechanism=MONGODB-X509, needs no password)",
+        ),
+        (
+            "listenUrl",
+            settings.listen_url.is_some(),
+            "a URL".into(),
+            "postgres",
+            "PostgreSQL",
+        ),
+        (
             "collection",
-            rule,
-            format_args!("{:?}", settings.collection),
-        ));
+            collection != DEFAULT_TABLE,
+            format!("{collection:?}"),
+            "memory mongodb",
+            "MongoDB (SQL stores have a table)",
+        ),
+        (
+            "table",
+            table != DEFAULT_TABLE,
+            format!("{table:?}"),
+            "memory sqlite postgres mysql mariadb",
+            "SQLite, PostgreSQL, MySQL and MariaDB (MongoDB has a collection, Redis a keyPrefix)",
+        ),
+        (
+            "minReplicas",
+            settings.min_replicas > 0,
+            settings.min_replicas.to_string(),
+            "redis: rediss: redis+sentinel rediss+sentinel",
+            "one of redis://, rediss://, redis+sentinel:// and rediss+sentinel://",
+        ),
+        (
+            "sessionTimeoutMs",
+            timeout.is_some(),
+            format!("{} ms", timeout.unwrap_or_default()),
+            "memory zookeeper",
+            "ZooKeeper",
+        ),
+        (
+            "maxConnections",
+            number.is_some(),
+            number.unwrap_or_default().to_string(),
+            "memory postgres mysql mariadb",
+            "PostgreSQL, MySQL and MariaDB (MongoDB has maxPoolSize in the URL)",
+        ),
+    ];
+    let scheme = format!("{scheme}:");
+    for (setting, is_set, got, schemes, stores) in restricted {
+        if is_set && !schemes.split(' ').any(|start| scheme.starts_with(start)) {
+            let rule = format!("must be absent for a store other than {stores}");
+            return Err(LockError::invalid(setting, &rule, got));
+        }
     }
-    let is_sql = is_embedded || has(&["sqlite", "postgres", "postgresql", "mysql", "mariadb"]);
-    if settings.table != DEFAULT_TABLE && !is_sql {
-        let rule = "must be absent for a store other than SQLite, PostgreSQL, MySQL and MariaDB (MongoDB has a collection, Redis a keyPrefix)";
-        return Err(LockError::invalid("table", rule, format_args!("{:?}", settings.table)));
+    match settings.max_connections {
+        Some(0) => Err(LockError::invalid("maxConnections", "must be at least 1", 0)),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// The backoff of `connect` while the store cannot be reached.
@@ -290,7 +302,7 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
     let end = tokio::time::Instant::now() + settings.connect_for;
     let mut backoff = RECONNECT;
     loop {
-        let error = match connect_once(config.clone(), settings).await {
+        let error = match config.connect_once(settings.store_timeout).await {
             Ok(engine) => {
                 tracing::debug!(engine = engine.name(), "connected");
                 return Ok(engine);
@@ -307,84 +319,22 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
     }
 }
 
-/// Connects to the store once, and sends one command to it.
-#[cfg_attr(
-    not(any(
-        feature = "etcd",
-        feature = "sqlite",
-        feature = "redis",
-        feature = "mongodb",
-        feature = "mysql",
-        feature = "postgres",
-        feature = "zookeeper"
-    )),
-    allow(unused_variables)
-)]
-async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
-    let limit = settings.store_timeout;
-    match config {
-        #[cfg(feature = "memory")]
-        EngineConfig::Memory(name) => Ok(super::memory::MemoryEngine::named(&name)),
-        #[cfg(feature = "sqlite")]
-        EngineConfig::Sqlite(config) => {
-            let place = ("sqlite", config.path().display().to_string());
-            opened(place, limit, super::sql::SqliteEngine::connect(config)).await
-        }
-        #[cfg(feature = "redis")]
-        EngineConfig::Redis(config) => {
-            let place = ("redis", config.address());
-            opened(place, limit, super::redis::RedisEngine::connect(*config)).await
-        }
-        #[cfg(feature = "redis")]
-        EngineConfig::Quorum(config) => {
-            let place = ("redis", config.address());
-            opened(place, limit, super::redis::QuorumEngine::connect(*config)).await
-        }
-        #[cfg(feature = "etcd")]
-        EngineConfig::Etcd(config) => {
-            let place = ("etcd", config.servers.to_string());
-            opened(place, limit, super::etcd::connect(*config)).await
-        }
-        #[cfg(feature = "mongodb")]
-        EngineConfig::Mongodb(config) => {
-            let place = ("mongodb", config.address());
-            opened(place, limit, super::mongodb::MongodbEngine::connect(*config)).await
-        }
-        #[cfg(feature = "mysql")]
-        EngineConfig::Mysql(config) => {
-            let place = ("mysql", config.server.clone());
-            opened(place, limit, super::sql::mysql::connect(*config)).await
-        }
-        #[cfg(feature = "postgres")]
-        EngineConfig::Postgres(config) => {
-            let place = ("postgres", config.server.clone());
-            opened(place, limit, super::sql::postgres::connect(*config)).await
-        }
-        #[cfg(feature = "zookeeper")]
-        EngineConfig::Zookeeper(config) => {
-            let place = ("zookeeper", config.servers.to_string());
-            opened(place, limit, super::zookeeper::connect(*config)).await
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Opens an engine within `timeout`.
-#[cfg(any(
-    feature = "etcd",
-    feature = "sqlite",
-    feature = "redis",
-    feature = "mongodb",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "zookeeper"
-))]
-async fn opened<E: super::Engine + 'static>(
-    (engine, address): (&'static str, String),
-    timeout: Duration,
-    opening: impl Future<Output = super::Result<Arc<E>>>,
-) -> Result<SharedEngine, LockError> {
-    use crate::error::EngineError;
-    let opened = tokio::time::timeout(timeout, opening).await;
-    let late = |_| Err(EngineError::no_answer(engine, &address, "connect", timeout));
-    Ok(opened.unwrap_or_else(late).map_err(LockError::store)?)
+    #[test]
+    fn a_text_that_is_no_url_is_explained() {
+        let got = |text: &str| without_scheme(text).unwrap_or_default();
+        assert!(got("redis:6379").ends_with("(did you mean redis://HOST:PORT?)"));
+        assert!(got("a:2181,b:2181/c").ends_with("(did you mean zookeeper://HOST:2181,HOST:2181?)"));
+        assert!(got("a:7000,b:7001").ends_with("(did you mean redis+cluster://HOST:PORT,HOST:PORT?)"));
+        assert!(got("https://h:2379").ends_with("(did you mean etcds://HOST:2379?)"));
+        assert!(got("http://h:2379").starts_with("the scheme of HTTP (did you mean etcd:"));
+        assert!(got("http://u:p@h:2379").contains("etcd:"));
+        for other in ["memory:5", "redis://h:5", "user:5x", "http://u:p@h", "a:1,b", "", "h:"] {
+            assert_eq!(got(other), "");
+        }
+        assert!(has_several("redis://a, valkey+cluster://b") && !has_several("mongodb://a,redis2/?x=://"));
+    }
 }

@@ -15,7 +15,7 @@ use crate::stall_detector::StallDetector;
 
 #[cfg(any(feature = "mongodb", feature = "redis"))]
 mod attempt_queue;
-mod config;
+pub mod config;
 #[cfg(test)]
 pub(crate) mod contract;
 mod credentials;
@@ -45,21 +45,20 @@ mod local_waiters;
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
-#[cfg(any(
-    feature = "mongodb",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sqlite"
-))]
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not every store uses it"))]
 mod overload_queue;
 #[cfg(any(feature = "mongodb", feature = "redis"))]
 mod probe;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod resolver;
+mod settings;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub mod sql;
+#[cfg_attr(
+    not(all(feature = "postgres", feature = "redis")),
+    allow(dead_code, reason = "a store uses a part")
+)]
+mod target;
 #[cfg(any(
     feature = "etcd",
     feature = "mysql",
@@ -68,23 +67,12 @@ pub mod sql;
     feature = "zookeeper"
 ))]
 mod tls;
-mod tls_files;
-#[cfg(any(
-    feature = "etcd",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "redis",
-    feature = "zookeeper"
-))]
-mod url_options;
 mod warnings;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-pub use config::{EngineConfig, Settings, connect};
 pub use credentials::{Credentials, Login};
-pub use resolver::{Records, Resolver};
-pub use tls_files::TlsFiles;
+pub use settings::{Records, Resolver, Settings, TlsFiles};
 pub use warnings::Warnings;
 
 /// The result of an engine's operation. The error says how the store failed.
@@ -345,23 +333,10 @@ pub trait MovableClock: Sync {
 }
 
 /// How long a position in a queue lives after its owner's last attempt or heartbeat, unless the claim's ttl is shorter.
-#[cfg(any(
-    feature = "memory",
-    feature = "mongodb",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sqlite"
-))]
+#[cfg_attr(not(feature = "memory"), allow(dead_code, reason = "not every store uses it"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// How long an expired position is kept: a waiter that was only slow finds it again.
-#[cfg(any(
-    feature = "memory",
-    feature = "mongodb",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "sqlite"
-))]
+#[cfg_attr(not(feature = "memory"), allow(dead_code, reason = "not every store uses it"))]
 const EXPIRED_POSITION_KEPT: Duration = Duration::from_secs(60);
 
 /// Calls [`Engine::renew`] for several renewals concurrently.

@@ -19,7 +19,7 @@ use super::bridge::{Bridge, failed};
 use super::names::{NameArgument, NamesArgument, keys};
 use super::options::{AcquireRecord, Config, duration, ttl, wait};
 use crate::clock::Moment;
-use crate::engine::EngineConfig;
+use crate::engine::config::{self, EngineConfig};
 use crate::error::LockError;
 use crate::model::{Fence, Key, OwnerToken};
 use crate::service::{AcquireOptions, EventSink, Locks, Wait};
@@ -76,7 +76,7 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, St
         let engine = tokio::select! {
             biased;
             Some(()) = cancelled => return Err(LockError::closed()),
-            engine = crate::engine::connect(engine, &settings) => engine?,
+            engine = config::connect(engine, &settings) => engine?,
         };
         let locks = Locks::new(engine, settings.store_timeout, detector, Some(sink));
         locks.set_events(emits_events);

@@ -16,8 +16,8 @@ mod local;
 mod mirror;
 pub(in crate::engine) mod names;
 mod record;
+pub(in crate::engine) mod servers;
 mod store;
-pub(in crate::engine) mod target;
 mod tasks;
 #[cfg(test)]
 pub(in crate::engine) mod tests;

@@ -1,7 +1,7 @@
 //! The URL of etcd: `etcd://user:password@h1,h2:2379`, `etcds://…` with TLS.
 
 use crate::engine::Settings;
-use crate::engine::entries::target::{Rule, Servers, Target};
+use crate::engine::entries::servers::{Rule, Servers};
 use crate::error::LockError;
 
 const RULE: Rule = Rule {
@@ -24,12 +24,12 @@ impl EtcdConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for an invalid URL or setting. The message has no text of the URL.
     pub(in crate::engine) fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let target = Target::parse(url, settings, &RULE)?;
-        if !matches!(target.path, "" | "/") {
+        let (servers, path) = Servers::parse(url, settings, &RULE)?;
+        if !matches!(path.as_str(), "" | "/") {
             return Err(RULE.broken("a URL with a path (keyPrefix is the prefix of the keys)"));
         }
         Ok(EtcdConfig {
-            servers: target.servers,
+            servers,
             prefix: settings.key_prefix.clone().unwrap_or_else(|| DEFAULT_PREFIX.into()),
         })
     }

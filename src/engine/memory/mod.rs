@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use self::state::State;
 use super::decide::{Decision, decide, waiter_liveness};
-use super::{Acquired, Engine, MovableClock, Released, Renewed, Result, SharedEngine, Subscription};
+use super::{Acquired, Engine, MovableClock, Released, Renewed, Result, Subscription};
 use crate::clock::Moment;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Process, Ttl};
 
@@ -34,7 +34,7 @@ impl fmt::Debug for MemoryEngine {
 
 impl MemoryEngine {
     /// Returns the store of this name. Creates it if no service uses one.
-    pub fn named(name: &str) -> SharedEngine {
+    pub fn named(name: &str) -> Arc<Self> {
         let mut stores = STORES.lock();
         if let Some(engine) = stores.get(name).and_then(Weak::upgrade) {
             return engine;

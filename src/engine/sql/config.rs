@@ -3,12 +3,11 @@
 use std::path::{MAIN_SEPARATOR, Path, PathBuf};
 use std::time::Duration;
 
-use super::percent::percent_decoded;
+use super::tables::checked_table;
 use crate::engine::Settings;
+use crate::engine::target::decoded;
 use crate::error::LockError;
 
-/// Maximum length of a table name, without suffixes (`_waiters`).
-const MAX_TABLE: usize = 51;
 const TARGET_RULE: &str = "must be sqlite:PATH with the path of a file (write ? as %3F and % as %25)";
 
 /// A parsed embedded store: its file and its tables.
@@ -50,10 +49,8 @@ impl SqliteConfig {
         if raw.contains('?') {
             return Err(refuse(url));
         }
-        let path = percent_decoded(raw)
-            .filter(|path| !path.contains('\0'))
-            .ok_or_else(|| refuse(url))?;
-        if path.is_empty() || path.ends_with('/') || path.ends_with(MAIN_SEPARATOR) {
+        let path = decoded(raw).map_err(|_| refuse(url))?;
+        if path.is_empty() || path.contains('\0') || path.ends_with('/') || path.ends_with(MAIN_SEPARATOR) {
             return Err(refuse(url));
         }
         let path = std::path::absolute(located(&path)).map_err(|_| refuse(url))?;
@@ -84,7 +81,7 @@ impl SqliteConfig {
         Ok(SqliteConfig {
             path,
             own_folder,
-            table: checked_table(&settings.table)?,
+            table: checked_table(&settings.table, false)?,
             key_prefix: settings.key_prefix.clone().unwrap_or_default(),
             // The driver takes milliseconds as a 32-bit number. With 0 it would not wait.
             busy_timeout: settings
@@ -97,23 +94,6 @@ impl SqliteConfig {
     pub fn path(&self) -> &Path {
         &self.path
     }
-}
-
-fn checked_table(table: &str) -> Result<String, LockError> {
-    let mut bytes = table.bytes();
-    let well_formed = bytes
-        .next()
-        .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
-        && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        && table.len() <= MAX_TABLE;
-    if !well_formed || table.to_ascii_lowercase().starts_with("sqlite_") {
-        return Err(LockError::invalid(
-            "table",
-            "must be 1 to 51 letters, digits and underscores, not starting with a digit or with sqlite_",
-            format_args!("{table:?}"),
-        ));
-    }
-    Ok(table.to_owned())
 }
 
 /// Resolves `~/` to the user's home folder, because no shell expands a URL, and on Windows `/C:/x` of a URL to `C:/x`.

@@ -5,7 +5,7 @@
 //! - `config.rs`, `sqlite/`: the embedded store. `udp_wakeup.rs`: wakes its waiters, by datagrams on the loopback interface.
 //! - `server/`: the engine of SQL servers. `ledger/`: the rows that its transactions lock, and what calls change in them. `postgres/`,
 //!   `mysql/`: the dialects.
-//! - `percent.rs`: escapes in URLs.
+//! - `tables.rs`: the names of tables.
 
 mod calls;
 #[cfg(feature = "sqlite")]
@@ -18,14 +18,13 @@ mod ledger;
 #[cfg(feature = "mysql")]
 pub(super) mod mysql;
 mod page;
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
-mod percent;
 #[cfg(feature = "postgres")]
 pub(super) mod postgres;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod server;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod tables;
 #[cfg(feature = "sqlite")]
 mod udp_wakeup;
 

@@ -67,63 +67,29 @@ pub(in crate::engine) fn client_config(files: &TlsFiles, verified: Verified) -> 
     };
     // Each connection reads the files again, so that no session is resumed.
     config.resumption = Resumption::disabled();
-    if files.insecure {
-        config.enable_sni = false;
-        let verifier = Arc::new(TrustAll(provider));
-        config.dangerous().set_certificate_verifier(verifier);
-    } else if verified == Verified::Authority {
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider)
-            .build()
-            .map_err(io::Error::other)?;
-        config.dangerous().set_certificate_verifier(Arc::new(AnyName(verifier)));
-    }
+    let authorities = match verified {
+        _ if files.insecure => None,
+        Verified::Full => return Ok(config),
+        Verified::Authority => {
+            let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
+            Some(verifier.map_err(io::Error::other)?)
+        }
+    };
+    config.enable_sni = !files.insecure;
+    let verifier = Arc::new(Lenient { provider, authorities });
+    config.dangerous().set_certificate_verifier(verifier);
     Ok(config)
 }
 
-/// Trusts every server (`tls.insecure`).
+/// Trusts a certificate of the authorities for any name, or every server (`tls.insecure`).
 #[derive(Debug)]
-struct TrustAll(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for TrustAll {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
+struct Lenient {
+    provider: Arc<CryptoProvider>,
+    /// `None`: every server is trusted.
+    authorities: Option<Arc<WebPkiServerVerifier>>,
 }
 
-/// Trusts a certificate of the authorities for any name.
-#[derive(Debug)]
-struct AnyName(Arc<WebPkiServerVerifier>);
-
-impl ServerCertVerifier for AnyName {
+impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
         &self,
         end: &CertificateDer<'_>,
@@ -133,12 +99,13 @@ impl ServerCertVerifier for AnyName {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         use CertificateError::{NotValidForName, NotValidForNameContext};
+        let verified = self.authorities.as_ref();
         // rustls verifies the name last.
-        match self.0.verify_server_cert(end, chain, name, ocsp, now) {
-            Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
+        match verified.map(|authorities| authorities.verify_server_cert(end, chain, name, ocsp, now)) {
+            None | Some(Err(rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }))) => {
                 Ok(ServerCertVerified::assertion())
             }
-            other => other,
+            Some(other) => other,
         }
     }
 
@@ -148,7 +115,10 @@ impl ServerCertVerifier for AnyName {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls12_signature(message, cert, signed)
+        match &self.authorities {
+            None => Ok(HandshakeSignatureValid::assertion()),
+            Some(authorities) => authorities.verify_tls12_signature(message, cert, signed),
+        }
     }
 
     fn verify_tls13_signature(
@@ -157,10 +127,13 @@ impl ServerCertVerifier for AnyName {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls13_signature(message, cert, signed)
+        match &self.authorities {
+            None => Ok(HandshakeSignatureValid::assertion()),
+            Some(authorities) => authorities.verify_tls13_signature(message, cert, signed),
+        }
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }

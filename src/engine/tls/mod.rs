@@ -8,6 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::TlsFiles;
 use super::errors::{Row, find, rows};
+use crate::error::LockError;
 
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 mod client;
@@ -41,9 +42,22 @@ pub(in crate::engine) struct WrongFile {
     pub how: String,
 }
 
+impl WrongFile {
+    fn new(setting: &'static str, rule: &'static str, how: impl Into<String>) -> Self {
+        let how = how.into();
+        WrongFile { setting, rule, how }
+    }
+}
+
 impl From<WrongFile> for io::Error {
     fn from(wrong: WrongFile) -> Self {
         io::Error::other(format!("{}: {}", wrong.setting, wrong.how))
+    }
+}
+
+impl From<WrongFile> for LockError {
+    fn from(wrong: WrongFile) -> Self {
+        LockError::invalid(wrong.setting, wrong.rule, wrong.how)
     }
 }
 
@@ -64,29 +78,19 @@ impl Pem {
         let client = match (client_cert, client_key) {
             (None, None) => None,
             (None, Some((setting, _))) => {
-                return Err(WrongFile {
-                    setting: "tls.certFile",
-                    rule: "must be set for a private key",
-                    how: format!("only {setting}"),
-                });
+                let how = format!("only {setting}");
+                return Err(WrongFile::new("tls.certFile", "must be set for a private key", how));
             }
             // One file may contain both, as for MongoDB.
             (Some(cert), None) => {
-                let wrong = |_| WrongFile {
-                    setting: "tls.keyFile",
-                    rule: "must be set, because the PEM text of the certificate has no private key",
-                    how: "only tls.certFile or tls.cert".into(),
-                };
+                let rule = "must be set, because the PEM text of the certificate has no private key";
+                let wrong = |_| WrongFile::new("tls.keyFile", rule, "only tls.certFile or tls.cert");
                 let _ = PrivateKeyDer::from_pem_slice(&cert).map_err(wrong)?;
                 Some((cert.clone(), cert))
             }
             (Some(cert), Some((setting, key))) => {
-                let wrong = |_| WrongFile {
-                    setting,
-                    rule: "must be PEM with a private key that is not encrypted",
-                    how: "other text".into(),
-                };
-                let _ = PrivateKeyDer::from_pem_slice(&key).map_err(wrong)?;
+                let rule = "must be PEM with a private key that is not encrypted";
+                let _ = PrivateKeyDer::from_pem_slice(&key).map_err(|_| WrongFile::new(setting, rule, "other text"))?;
                 Some((cert, key))
             }
         };
@@ -103,19 +107,16 @@ fn certificate(
     let Some((setting, pem)) = pem(settings, text, file)? else {
         return Ok(None);
     };
-    match (CertificateDer::pem_slice_iter(&pem).next(), file) {
-        (Some(Ok(_)), _) => Ok(Some(pem)),
-        (_, Some(path)) if text.is_none() => Err(WrongFile {
-            setting,
-            rule: FILE,
-            how: format!("{path:?} without a certificate"),
-        }),
-        _ => Err(WrongFile {
-            setting,
-            rule: "must be the text of a PEM file (-----BEGIN CERTIFICATE-----), not its path",
-            how: "text without a certificate".into(),
-        }),
+    if let Some(Ok(_)) = CertificateDer::pem_slice_iter(&pem).next() {
+        return Ok(Some(pem));
     }
+    Err(match file {
+        Some(path) if text.is_none() => WrongFile::new(setting, FILE, format!("{path:?} without a certificate")),
+        _ => {
+            let rule = "must be the text of a PEM file (-----BEGIN CERTIFICATE-----), not its path";
+            WrongFile::new(setting, rule, "text without a certificate")
+        }
+    })
 }
 
 const FILE: &str = "must be a PEM file";
@@ -131,11 +132,7 @@ fn pem(
         (Some(text), _) => Ok(Some((of_text, text.clone().into_bytes()))),
         (None, Some(path)) => match std::fs::read(path) {
             Ok(pem) => Ok(Some((of_file, pem))),
-            Err(error) => Err(WrongFile {
-                setting: of_file,
-                rule: FILE,
-                how: format!("{path:?} ({error})"),
-            }),
+            Err(error) => Err(WrongFile::new(of_file, FILE, format!("{path:?} ({error})"))),
         },
         (None, None) => Ok(None),
     }

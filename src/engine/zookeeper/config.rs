@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::client::Access;
 use super::layout::Layout;
 use crate::engine::Settings;
-use crate::engine::entries::target::{Rule, Servers, Target};
+use crate::engine::entries::servers::{Rule, Servers};
 use crate::error::LockError;
 
 pub(super) const RULE: Rule = Rule {
@@ -31,8 +31,8 @@ impl ZookeeperConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` with `target`, `sessionTimeoutMs` or a TLS setting. No message contains a part of the URL.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let target = Target::parse(url, settings, &RULE)?;
-        let chroot = target.path.trim_end_matches('/');
+        let (servers, path) = Servers::parse(url, settings, &RULE)?;
+        let chroot = path.trim_end_matches('/');
         let of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b':' | b'-');
         let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.bytes().all(of_name);
         if !chroot.is_empty() && !chroot[1..].split('/').all(is_name) {
@@ -41,14 +41,14 @@ impl ZookeeperConfig {
         if chroot == "/zookeeper" || chroot.starts_with("/zookeeper/") {
             return Err(RULE.broken("a URL whose path is the server's own /zookeeper"));
         }
-        let has_login = target.servers.login.is_some();
+        let has_login = servers.login.is_some();
         Ok(ZookeeperConfig {
             layout: Layout {
                 chroot: chroot.to_owned(),
                 prefix: settings.key_prefix.clone().unwrap_or_default(),
                 access: if has_login { Access::Creator } else { Access::Everyone },
             },
-            servers: target.servers,
+            servers,
             session_timeout: settings.session_timeout.unwrap_or(SESSION_TIMEOUT),
         })
     }

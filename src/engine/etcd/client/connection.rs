@@ -17,7 +17,8 @@ use super::liveness::{HEALTH, close_when_silent};
 use super::status::{Kind, Status};
 use crate::clock::Moment;
 use crate::engine::TlsFiles;
-use crate::engine::entries::target::{NEEDS_CERTIFICATE, Server};
+use crate::engine::entries::servers::NEEDS_CERTIFICATE;
+use crate::engine::target::Server;
 use crate::model::{Claim, OwnerToken};
 
 /// An open connection. Dropping it closes it after its last request.

@@ -31,7 +31,7 @@ pub(super) use self::watches::Watches;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::entries;
-use crate::engine::entries::target::Servers;
+use crate::engine::entries::servers::Servers;
 use crate::model::{Claim, OwnerToken};
 
 /// The delay before the next member is tried while the one before it has not answered (RFC 8305, "Connection Attempt Delay").

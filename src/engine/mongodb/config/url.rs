@@ -8,57 +8,20 @@ use mongodb::options::ConnectionString;
 
 /// Options of other official drivers that affect neither where the locks are nor how safe they are. They are ignored, so that a
 /// URL of the gist works here: the Rust driver rejects options that it does not know.
-const IGNORED_OPTIONS: [&str; 36] = [
-    "autoreconnect",
-    "autoselectfamily",
-    "autoselectfamilyattempttimeout",
-    "bsonregexp",
-    "buffermaxentries",
-    "checkkeys",
-    "compressors",
-    "driverinfo",
-    "enableutf8validation",
-    "family",
-    "fieldsasraw",
-    "forceserverobjectid",
-    "ignoreundefined",
-    "keepalive",
-    "keepaliveinitialdelay",
-    "minheartbeatfrequencyms",
-    "mininternalbuffersize",
-    "monitorcommands",
-    "nodelay",
-    "poolsize",
-    "promotebuffers",
-    "promotelongs",
-    "promotevalues",
-    "raw",
-    "reconnectinterval",
-    "reconnecttries",
-    "serializefunctions",
-    "sockettimeoutms",
-    "timeoutms",
-    "usebigint64",
-    "usenewurlparser",
-    "useunifiedtopology",
-    "uuidrepresentation",
-    "validateoptions",
-    "waitqueuemultiple",
-    "zlibcompressionlevel",
-];
+const IGNORED_OPTIONS: &str = "\
+    autoreconnect autoselectfamily autoselectfamilyattempttimeout bsonregexp buffermaxentries checkkeys \
+    compressors driverinfo enableutf8validation family fieldsasraw forceserverobjectid ignoreundefined keepalive \
+    keepaliveinitialdelay minheartbeatfrequencyms mininternalbuffersize monitorcommands nodelay poolsize \
+    promotebuffers promotelongs promotevalues raw reconnectinterval reconnecttries serializefunctions \
+    sockettimeoutms timeoutms usebigint64 usenewurlparser useunifiedtopology uuidrepresentation validateoptions \
+    waitqueuemultiple zlibcompressionlevel";
 
 /// Options of the Node.js driver that have another name here.
 const SYNONYMS: [(&str, &str); 3] = [("fsync", "journal"), ("j", "journal"), ("wtimeout", "wtimeoutMS")];
 
 /// Options whose 0 means no limit in the Node.js driver, and no time in this one. They are ignored then.
-const UNLIMITED_BY_ZERO: [&str; 6] = [
-    "connecttimeoutms",
-    "maxidletimems",
-    "maxpoolsize",
-    "serverselectiontimeoutms",
-    "waitqueuetimeoutms",
-    "wtimeoutms",
-];
+const UNLIMITED_BY_ZERO: &str =
+    "connecttimeoutms maxidletimems maxpoolsize serverselectiontimeoutms waitqueuetimeoutms wtimeoutms";
 
 /// Options that holdfast does not support: the name, the value (empty: any), and what to do.
 const UNSUPPORTED: [(&str, &str, &str); 10] = [
@@ -106,13 +69,13 @@ pub(crate) fn unsupported(url: &str) -> Option<String> {
 }
 
 /// Options of `mongodb+srv`, which `srv.rs` reads.
-const OF_SRV: [&str; 2] = ["srvmaxhosts", "srvservicename"];
+const OF_SRV: &str = "srvmaxhosts srvservicename";
 
 /// Returns the URL for the Rust driver. `mongodb+srv` becomes `mongodb`: holdfast resolves the name.
 pub(crate) fn for_driver(url: &str) -> String {
     let (url, of_srv) = match url.strip_prefix("mongodb+srv:") {
-        Some(rest) => (format!("mongodb:{rest}"), &OF_SRV[..]),
-        None => (url.to_owned(), &[][..]),
+        Some(rest) => (format!("mongodb:{rest}"), OF_SRV),
+        None => (url.to_owned(), ""),
     };
     let Some((before, _)) = url.split_once('?') else {
         return url;
@@ -122,9 +85,10 @@ pub(crate) fn for_driver(url: &str) -> String {
             let lower = name.to_lowercase();
             let synonym = SYNONYMS.iter().find(|(synonym, _)| *synonym == lower);
             let name = synonym.map_or(name, |(_, name)| *name);
-            let is_ignored = IGNORED_OPTIONS.contains(&lower.as_str())
-                || of_srv.contains(&lower.as_str())
-                || (value == "=0" && UNLIMITED_BY_ZERO.contains(&name.to_lowercase().as_str()))
+            let is_in = |list: &str, name: &str| list.split(' ').any(|option| option == name);
+            let is_ignored = is_in(IGNORED_OPTIONS, &lower)
+                || is_in(of_srv, &lower)
+                || (value == "=0" && is_in(UNLIMITED_BY_ZERO, &name.to_lowercase()))
                 || (lower == "authmechanism" && value.eq_ignore_ascii_case("=DEFAULT"))
                 || (lower == "tlsallowinvalidhostnames" && value.eq_ignore_ascii_case("=false"));
             (!is_ignored).then(|| format!("{name}{value}"))

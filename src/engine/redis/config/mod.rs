@@ -1,6 +1,5 @@
 //! Reads a URL and the settings: everything that a connection needs.
 
-mod hosts;
 mod tls;
 mod url;
 
@@ -8,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{ConnectionAddr, ConnectionInfo, ProtocolVersion};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
 use rustls::pki_types::ServerName;
 
 use self::tls::certificates;
@@ -76,10 +75,16 @@ impl RedisConfig {
                 "a URL without TLS",
             ));
         }
+        if let Some(name) = &settings.tls.server_name
+            && ServerName::try_from(name.as_str()).is_err()
+        {
+            let rule = "must be the host name or the IP address in the certificate of the server";
+            return Err(LockError::invalid("tls.servername", rule, "another text"));
+        }
         let prefix = settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX);
         let layout = Layout::new(prefix, matches!(source, Source::Url | Source::Sentinels(_)));
         let config = RedisConfig {
-            server: prepare(server, ProtocolVersion::RESP3, settings)?,
+            server,
             source,
             tls: secure.then(|| settings.tls.clone()),
             credentials: settings.credentials.clone(),
@@ -90,7 +95,7 @@ impl RedisConfig {
             warnings: settings.warnings.clone(),
         };
         if let Some(files) = &config.tls {
-            certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
+            certificates(files)?;
         }
         client(config.server.clone(), config.tls.as_ref())
             .map_err(|error| LockError::invalid("tls", "must be PEM", error))?;
@@ -99,15 +104,7 @@ impl RedisConfig {
 
     /// Returns the address of another server of the same kind.
     pub(super) fn at(&self, host: String, port: u16) -> ConnectionAddr {
-        match self.tls {
-            None => ConnectionAddr::Tcp(host, port),
-            Some(TlsFiles { insecure, .. }) => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure,
-                tls_params: None,
-            },
-        }
+        address(host, port, self.tls.as_ref())
     }
 
     /// Returns this configuration for a node of the cluster.
@@ -180,42 +177,31 @@ pub(super) fn keepalive() -> TcpKeepalive {
         .with_interval(KEEPALIVE_INTERVAL)
 }
 
-/// Sets what the driver's defaults lack.
+fn address(host: String, port: u16, tls: Option<&TlsFiles>) -> ConnectionAddr {
+    match tls {
+        None => ConnectionAddr::Tcp(host, port),
+        Some(TlsFiles { insecure, .. }) => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: None,
+        },
+    }
+}
+
+/// Returns a connection with what the driver's defaults lack.
 ///
 /// RESP3 where pushes arrive on the connection of the commands. No CLIENT SETINFO: one right less to grant.
-pub(super) fn prepare(
-    server: ConnectionInfo,
+fn connection(
+    address: ConnectionAddr,
+    login: RedisConnectionInfo,
     protocol: ProtocolVersion,
-    settings: &Settings,
-) -> Result<ConnectionInfo, LockError> {
-    let mut login = server
-        .redis_settings()
-        .clone()
-        .set_protocol(protocol)
-        .set_skip_set_lib_name();
-    if login.username().is_some() && login.password().is_none() {
-        login = login.set_password("");
-    }
+) -> Result<ConnectionInfo, String> {
     // The driver leaves Nagle's algorithm on: a second small request would wait for the acknowledgement of the first one.
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let tcp = tcp.set_user_timeout(PEER_SILENCE);
-
-    let mut address = server.addr().clone();
-    if let ConnectionAddr::TcpTls { host, insecure, .. } = &mut address {
-        let name = settings.tls.server_name.as_deref();
-        if name.is_some_and(|name| ServerName::try_from(name).is_err()) {
-            let rule = "must be the host name or the IP address in the certificate of the server";
-            return Err(LockError::invalid("tls.servername", rule, "another text"));
-        }
-        if ServerName::try_from(host.as_str()).is_err() {
-            return Err(LockError::invalid(
-                "target",
-                "must have a host that a certificate can name",
-                "another one",
-            ));
-        }
-        *insecure = settings.tls.insecure;
-    }
-    Ok(server.set_addr(address).set_redis_settings(login).set_tcp_settings(tcp))
+    let login = login.set_protocol(protocol).set_skip_set_lib_name();
+    let server = address.into_connection_info().map_err(|error| error.to_string())?;
+    Ok(server.set_redis_settings(login).set_tcp_settings(tcp))
 }

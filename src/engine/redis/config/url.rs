@@ -1,28 +1,32 @@
-//! Reads the servers and logins from the text of a URL.
+//! Reads the servers and logins from a URL.
 
 use std::sync::Arc;
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
-use url::Url;
+use redis::{ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use rustls::pki_types::ServerName;
 
-use super::hosts::{HostList, decoded};
-use super::prepare;
-use crate::engine::url_options::unknown_option;
+use super::{address, connection};
+use crate::engine::target::{Known, LIST, Server, Target, Values, decoded, is_database};
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
 const RULE: &str = "must be redis://[user[:password]@]host[:port][/database][?sharded=true] or rediss://…, special characters percent-encoded";
-/// The options of `redis+unix://`.
-const SOCKET_OPTIONS: [&str; 3] = ["db", "user", "pass"];
-/// The options of `redis+sentinel://`. The last one is for `rediss+sentinel://`.
-const SENTINEL_OPTIONS: [&str; 3] = ["sentinelUsername", "sentinelPassword", "sentinelTls"];
+const ONE_HOST: &str =
+    "must have one host: for several hosts use redis+cluster://, redis+sentinel://, or an array of URLs (a quorum)";
 const SENTINEL_RULE: &str = "must be redis+sentinel://[user[:password]@]sentinel[:port],sentinel[:port]/master[/database] \
                              or rediss+sentinel://…, special characters percent-encoded";
-
 const CLUSTER_RULE: &str = "must be redis+cluster://[user[:password]@]node[:port],node[:port] or rediss+cluster://…, \
                             special characters percent-encoded";
 const UNIX_RULE: &str =
     "must be redis+unix:///PATH[?db=DATABASE&user=USER&pass=PASSWORD], special characters percent-encoded";
+/// The options of `redis+unix://`.
+const SOCKET_OPTIONS: [Known; 3] = [("db", Values::Number), ("user", Values::Form), ("pass", Values::Form)];
+/// The options of `redis+sentinel://`. The last one is for `rediss+sentinel://`.
+const SENTINEL_OPTIONS: [Known; 3] = [
+    ("sentinelUsername", Values::Text),
+    ("sentinelPassword", Values::Text),
+    ("sentinelTls", Values::OneOf(&["true", "false"])),
+];
 /// The port of a server where the URL has none.
 const PORT: u16 = 6379;
 /// The port of a sentinel where the URL has none.
@@ -51,144 +55,148 @@ pub(in super::super) enum Source {
     Cluster(Arc<[ConnectionAddr]>),
 }
 
+/// The address of a server, its login, and the source of its address; or what is wrong with the URL.
+type Read = Result<(ConnectionAddr, RedisConnectionInfo, Source), String>;
+
 impl Source {
     /// Reads a URL: the server, its login, and the source of its address.
     ///
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` naming `target`. No part of the URL is shown.
     pub(in super::super) fn read(url: &str, settings: &Settings) -> Result<(ConnectionInfo, Self), LockError> {
-        let invalid = |rule, got: String| LockError::invalid("target", rule, got);
-        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
-        let rest = rest.strip_prefix("//").unwrap_or_default();
-        match scheme {
-            "redis+sentinel" | "rediss+sentinel" => {
-                let secure = scheme.starts_with("rediss");
-                let (server, mut sentinels) =
-                    read_sentinels(secure, rest, settings).map_err(|got| invalid(SENTINEL_RULE, got))?;
-                for sentinel in &mut sentinels.sentinels {
-                    *sentinel = prepare(sentinel.clone(), ProtocolVersion::RESP2, settings)?;
-                }
-                Ok((server, Source::Sentinels(Arc::new(sentinels))))
-            }
-            "redis+cluster" | "rediss+cluster" => {
-                let secure = scheme.starts_with("rediss");
-                let servers = read_cluster(secure, rest).map_err(|got| invalid(CLUSTER_RULE, got))?;
-                let mut seeds = Vec::with_capacity(servers.len());
-                for server in &servers {
-                    seeds.push(
-                        prepare(server.clone(), ProtocolVersion::RESP3, settings)?
-                            .addr()
-                            .clone(),
-                    );
-                }
-                Ok((servers[0].clone(), Source::Cluster(seeds.into())))
-            }
-            "redis+unix" => {
-                let server = read_socket(url).map_err(|got| invalid(UNIX_RULE, got))?;
-                Ok((server, Source::Url))
-            }
-            "redis" if rest.starts_with('/') && rest.split('?').next().is_some_and(|path| path.ends_with(".sock")) => {
-                let server = read_socket(&format!("redis+unix://{rest}")).map_err(|got| invalid(UNIX_RULE, got))?;
-                Ok((server, Source::Url))
-            }
-            _ => {
-                let (server, is_sharded) = read_node(url).map_err(|got| invalid(RULE, got))?;
-                Ok((server, if is_sharded { Source::Sharded } else { Source::Url }))
-            }
-        }
+        let path = url.split('?').next().unwrap_or_default().trim_end();
+        let is_socket = path.starts_with("redis:///") && path.ends_with(".sock");
+        let scheme = url.split(':').next().unwrap_or_default();
+        let (rule, port, read): (_, _, fn(&Target, &TlsFiles) -> Read) = match scheme {
+            "redis" if is_socket => (UNIX_RULE, PORT, read_socket),
+            "redis+unix" => (UNIX_RULE, PORT, read_socket),
+            "redis+sentinel" | "rediss+sentinel" => (SENTINEL_RULE, SENTINEL_PORT, read_sentinels),
+            "redis+cluster" | "rediss+cluster" => (CLUSTER_RULE, PORT, read_cluster),
+            "redis" | "rediss" => (RULE, PORT, read_node),
+            _ => return Err(LockError::invalid("target", RULE, "another scheme")),
+        };
+        let read = Target::parse(url, [port; 2]).and_then(|target| {
+            let (address, login, source) = read(&target, &settings.tls)?;
+            Ok((connection(address, login, ProtocolVersion::RESP3)?, source))
+        });
+        read.map_err(|got| match got.as_str() {
+            LIST => LockError::invalid("target", ONE_HOST, got),
+            _ => LockError::invalid("target", rule, got),
+        })
     }
 }
 
-/// The server of `redis://` and `rediss://`, and whether it is one address of several servers.
-fn read_node(url: &str) -> Result<(ConnectionInfo, bool), String> {
-    let mut parsed = Url::parse(url).map_err(|error| format!("a URL that does not parse ({error})"))?;
-    if parsed.host_str().is_none_or(str::is_empty) {
-        return Err("a URL without a host".into());
-    }
-    let is_sharded = parsed.query() == Some("sharded=true");
-    if parsed.fragment().is_some() || parsed.query().is_some() && !is_sharded {
-        return Err("a URL with something after a \"?\" (other than sharded=true) or a \"#\"".into());
-    }
-    parsed.set_query(None);
-    if !is_database(parsed.path().strip_prefix('/').unwrap_or_default()) {
+/// The server of `redis://` and `rediss://`, which may be one address of several servers.
+fn read_node(target: &Target, tls: &TlsFiles) -> Read {
+    target.server()?;
+    let address = addresses(target, target.has_tls, tls)?.swap_remove(0);
+    let source = match target.query.as_str() {
+        "" => Source::Url,
+        "sharded=true" => Source::Sharded,
+        _ => return Err("a URL with something after a \"?\" (other than sharded=true)".into()),
+    };
+    let database = target.path.strip_prefix('/').unwrap_or_default();
+    if !database.is_empty() && !is_database(database) {
         return Err("a URL whose path is not the number of a database".into());
     }
-    if !matches!(parsed.scheme(), "redis" | "rediss") {
-        return Err("another scheme".into());
-    }
-    let server = parsed.into_connection_info().map_err(|error| error.to_string())?;
-    Ok((server, is_sharded))
+    Ok((address, login_of(target, database), source))
 }
 
 /// The server of `redis+unix://`: a Unix socket.
-fn read_socket(url: &str) -> Result<ConnectionInfo, String> {
-    let parsed = Url::parse(url).map_err(|error| format!("a URL that does not parse ({error})"))?;
-    if parsed.host_str().is_some_and(|host| !host.is_empty()) || parsed.path().len() < 2 {
+fn read_socket(target: &Target, _: &TlsFiles) -> Read {
+    if !target.servers.is_empty() || target.path.len() < 2 {
         return Err("a URL without an absolute path".into());
     }
-    for (name, value) in parsed.query_pairs() {
-        if !SOCKET_OPTIONS.contains(&&*name) || (name == "db" && !is_database(&value)) {
-            return Err(unknown_option(
-                &name,
-                parsed.query().unwrap_or_default(),
-                &SOCKET_OPTIONS,
-            ));
-        }
-    }
-    parsed.into_connection_info().map_err(|error| error.to_string())
+    let options = target.options(&SOCKET_OPTIONS)?;
+    let login = login(
+        options.get("user"),
+        options.get("pass"),
+        options.get("db").unwrap_or_default(),
+    );
+    let address = ConnectionAddr::Unix(decoded(&target.path)?.into());
+    Ok((address, login, Source::Url))
 }
 
-/// The login at the master and the sentinels of `redis+sentinel://` and `rediss+sentinel://`.
-fn read_sentinels(secure: bool, rest: &str, settings: &Settings) -> Result<(ConnectionInfo, Sentinels), String> {
-    let list = HostList::parse(rest)?;
-    let (master, database) = match list.path[..] {
-        [master] => (decoded(master), ""),
-        [master, database] if is_database(database) => (decoded(master), database),
+/// The master and the sentinels of `redis+sentinel://` and `rediss+sentinel://`.
+fn read_sentinels(target: &Target, tls: &TlsFiles) -> Read {
+    let (master, database) = match segments(target)[..] {
+        [master] => (decoded(master)?, ""),
+        [master, database] if is_database(database) => (decoded(master)?, database),
         [] => return Err("a URL without the name of a master".into()),
         _ => return Err("a URL whose path is not a master's name and the number of a database".into()),
     };
-    let mut login = RedisConnectionInfo::default();
-    let mut sentinels_secure = secure;
-    for (name, value) in list.options() {
-        login = match (&*name, &*value) {
-            ("sentinelUsername", _) => login.set_username(value),
-            ("sentinelPassword", _) => login.set_password(value),
-            ("sentinelTls", "true" | "false") if secure => {
-                sentinels_secure = value == "true";
-                login
-            }
-            _ => return Err(unknown_option(&name, "", &SENTINEL_OPTIONS)),
-        };
-    }
-    let servers = list.servers(secure, SENTINEL_PORT, database)?;
-    let server = servers[0].clone();
-    let sentinels = list
-        .servers(sentinels_secure, SENTINEL_PORT, "")?
-        .into_iter()
-        .map(|sentinel| sentinel.set_redis_settings(login.clone()))
-        .collect();
+    let options = target.options(&SENTINEL_OPTIONS)?;
+    let has_tls = match options.get("sentinelTls") {
+        Some(_) if !target.has_tls => return Err("a URL with sentinelTls, which is for rediss+sentinel://".into()),
+        Some(value) => value == "true",
+        None => target.has_tls,
+    };
+    let of_sentinels = login(options.get("sentinelUsername"), options.get("sentinelPassword"), "");
+    let sentinels = addresses(target, has_tls, tls)?.into_iter();
+    let sentinels = sentinels.map(|address| connection(address, of_sentinels.clone(), ProtocolVersion::RESP2));
     let sentinels = Sentinels {
         master: master.into(),
-        sentinels,
-        tls: sentinels_secure.then(|| settings.tls.clone()),
+        sentinels: sentinels.collect::<Result<_, _>>()?,
+        tls: has_tls.then(|| tls.clone()),
     };
-    Ok((server, sentinels))
+    let address = addresses(target, target.has_tls, tls)?.swap_remove(0);
+    Ok((
+        address,
+        login_of(target, database),
+        Source::Sentinels(Arc::new(sentinels)),
+    ))
 }
 
 /// The nodes of `redis+cluster://` and `rediss+cluster://`.
-fn read_cluster(secure: bool, rest: &str) -> Result<Vec<ConnectionInfo>, String> {
-    let list = HostList::parse(rest)?;
-    if !matches!(list.path[..], [] | ["0"]) {
+fn read_cluster(target: &Target, tls: &TlsFiles) -> Read {
+    if !matches!(segments(target)[..], [] | ["0"]) {
         return Err("a URL with a path: a cluster has no databases but 0".into());
     }
-    if list.options().next().is_some() {
+    if !target.query.is_empty() {
         return Err("a URL with an option".into());
     }
-    list.servers(secure, PORT, "")
+    let seeds = addresses(target, target.has_tls, tls)?;
+    Ok((seeds[0].clone(), login_of(target, ""), Source::Cluster(seeds.into())))
 }
 
-fn is_database(text: &str) -> bool {
-    text.len() <= 9 && text.bytes().all(|b| b.is_ascii_digit())
+/// The parts of the path between its slashes.
+fn segments(target: &Target) -> Vec<&str> {
+    target.path.split('/').filter(|part| !part.is_empty()).collect()
+}
+
+/// The addresses of the servers of a URL: at least one.
+fn addresses(target: &Target, has_tls: bool, tls: &TlsFiles) -> Result<Vec<ConnectionAddr>, String> {
+    let servers = target.servers()?.iter().map(|Server { host, port }| {
+        if has_tls && ServerName::try_from(host.as_str()).is_err() {
+            return Err("a URL with a host that a certificate cannot name".into());
+        }
+        if ["0.0.0.0", "::"].contains(&host.as_str()) {
+            return Err("a URL with 0.0.0.0 or ::, which is the address of no server".into());
+        }
+        Ok(address(host.clone(), *port, has_tls.then_some(tls)))
+    });
+    servers.collect()
+}
+
+fn login_of(target: &Target, database: &str) -> RedisConnectionInfo {
+    let (user, password) = target
+        .login
+        .as_ref()
+        .map_or((None, None), |(user, password)| (Some(user), password.as_ref()));
+    login(user.map(String::as_str), password.map(String::as_str), database)
+}
+
+/// A login and a database. A user without a password has an empty one, as ACL users with `nopass`.
+fn login(user: Option<&str>, password: Option<&str>, database: &str) -> RedisConnectionInfo {
+    let [user, password] = [user, password].map(|text| text.filter(|text| !text.is_empty()));
+    let mut login = RedisConnectionInfo::default().set_db(database.parse().unwrap_or_default());
+    if let Some(user) = user {
+        login = login.set_username(user);
+    }
+    match password.or(user.map(|_| "")) {
+        Some(password) => login.set_password(password),
+        None => login,
+    }
 }
 
 #[cfg(test)]

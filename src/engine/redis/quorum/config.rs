@@ -42,22 +42,13 @@ impl QuorumConfig {
     /// server would vote twice), and for each URL that [`RedisConfig::parse`] rejects.
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
         for url in urls {
-            let scheme = url.split_once(':').map(|(scheme, _)| scheme);
-            match scheme {
-                Some("redis" | "rediss") => {}
+            let got = match url.split_once(':') {
+                Some(("redis" | "rediss", _)) => continue,
+                Some((other, _)) => format!("a list with the scheme \"{other}:\""),
                 // Text without a scheme may contain a password, so the message does not contain it.
-                None => {
-                    return Err(LockError::invalid(
-                        "target",
-                        RULE,
-                        "a list with a text without a scheme",
-                    ));
-                }
-                Some(other) => {
-                    let got = format_args!("a list with the scheme \"{other}:\"");
-                    return Err(LockError::invalid("target", RULE, got));
-                }
-            }
+                None => "a list with a text without a scheme".to_owned(),
+            };
+            return Err(LockError::invalid("target", RULE, got));
         }
         if urls.len() < MIN_NODES {
             let rule = "must list 3 Redis nodes or more: with 2 the loss of either would stop everything";
@@ -93,23 +84,29 @@ impl QuorumConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::EngineConfig;
+    use crate::engine::config::EngineConfig;
     use crate::error::Code;
 
     fn parse(urls: &[&str]) -> Result<EngineConfig, LockError> {
-        let urls: Vec<String> = urls.iter().map(|url| (*url).to_owned()).collect();
-        EngineConfig::parse(&urls, &Settings::default())
+        EngineConfig::parse(
+            &urls.iter().copied().map(String::from).collect::<Vec<_>>(),
+            &Settings::default(),
+        )
     }
 
     #[test]
     fn a_list_is_a_quorum_and_one_url_is_not() {
-        let Ok(EngineConfig::Quorum(config)) = parse(&["redis://a", "rediss://b:7000", "redis://u:p@c/2"]) else {
-            panic!()
-        };
+        let urls = ["redis://a", "rediss://b:7000", "redis://u:p@c/2"].map(String::from);
+        let config = QuorumConfig::parse(&urls, &Settings::default()).unwrap();
         assert_eq!(config.nodes.len(), 3);
         assert_eq!(config.node_timeout, Duration::from_millis(1250));
         assert!(parse(&["redis://a", "redis://b", "redis://c", "redis://d"]).is_ok());
-        assert!(matches!(parse(&["redis://a"]), Ok(EngineConfig::Redis(_))));
+        let shown = |urls: &[&str]| format!("{:?}", parse(urls).unwrap());
+        assert_eq!(
+            shown(&["redis://a", "redis://b", "redis://c"]),
+            "redis a:6379, b:6379, c:6379"
+        );
+        assert_eq!(shown(&["redis://a"]), "redis a:6379");
     }
 
     #[test]

@@ -1,22 +1,30 @@
 //! From a URL and settings to a store.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
 
 use sqlx::ConnectOptions;
 use sqlx::mysql::MySqlConnectOptions;
-use url::Url;
 
-use crate::engine::sql::percent::percent_decoded;
-use crate::engine::sql::server::config::{POOL_OPTIONS, checked_table};
+use crate::engine::sql::tables::checked_table;
+use crate::engine::target::{Known, Target, Values, decoded};
 use crate::engine::tls::{Pem, WrongFile};
-use crate::engine::url_options::unknown_option;
-use crate::engine::{Settings, TlsFiles, Warnings};
+use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
-use crate::event_loop::EventLoop;
 
 const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…&socket=…], special characters percent-encoded";
+
+/// The options of a URL. Those of a pool of connections are Prisma's.
+const OPTIONS: [Known; 6] = [
+    (
+        "ssl-mode",
+        Values::OneOf(&["DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"]),
+    ),
+    ("socket", Values::Form),
+    ("connection_limit", Values::Ignored),
+    ("pool_timeout", Values::Ignored),
+    ("socket_timeout", Values::Ignored),
+    ("statement_cache_size", Values::Ignored),
+];
 
 /// Capacity of the driver's cache of prepared statements: more than 12 sizes of attempts and 12 of releases (`prepared.rs`), so that none is
 /// closed. After a close, the next request waits until the server has acknowledged the packet.
@@ -41,19 +49,13 @@ pub(super) enum Tls {
 pub struct MysqlConfig {
     driver_options: MySqlConnectOptions,
     pub(super) tls_mode: Tls,
-    tls: TlsFiles,
     /// The table of the locks: `name`, in `database`, or `schema.name`. It is checked, and safe inside quotes.
     pub(super) table: String,
     /// The database of the URL, or nothing.
     pub(super) database: String,
-    /// The prefix of every name.
-    pub(super) key_prefix: String,
     /// The server and the database, for messages.
     pub(in crate::engine) server: String,
-    pub(super) warnings: Option<Arc<Warnings>>,
-    pub(super) store_timeout: Duration,
-    pub(super) max_connections: Option<u32>,
-    pub(super) event_loop: Option<Arc<dyn EventLoop>>,
+    pub(super) settings: Settings,
 }
 
 impl std::fmt::Debug for MysqlConfig {
@@ -75,89 +77,54 @@ impl MysqlConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` with `target`, `table` or a TLS setting. No message contains a part of the URL.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let invalid = |got: &str| LockError::invalid("target", RULE, got);
-        let parsed = Url::parse(url).map_err(|_| invalid("a URL that does not parse"))?;
-        let decoded = |part: &str| percent_decoded(part).ok_or_else(|| invalid("a URL with text that is not UTF-8"));
-        let host = parsed.host_str().filter(|host| !host.is_empty());
-        let host = decoded(host.ok_or_else(|| invalid("a URL without a host"))?)?;
-        let port = parsed.port().unwrap_or(3306);
-        let database = decoded(parsed.path().trim_start_matches('/'))?;
+        let invalid = |got: String| LockError::invalid("target", RULE, got);
+        let without_fragment = url.split('#').next().unwrap_or_default();
+        let target = Target::parse(without_fragment, [3306; 2]).map_err(invalid)?;
+        let server = target.server().map_err(invalid)?;
+        let database = decoded(target.path.trim_start_matches('/')).map_err(invalid)?;
         // No settings of the driver: the engine sets those that its statements need.
         let mut driver_options = MySqlConnectOptions::new()
-            .host(host.trim_matches(['[', ']']))
-            .port(port)
+            .host(&server.host)
+            .port(server.port)
             .pipes_as_concat(false)
             .no_engine_substitution(false)
             .timezone(None)
             .set_names(false)
             .statement_cache_capacity(PREPARED)
             .disable_statement_logging();
-        if !parsed.username().is_empty() {
-            driver_options = driver_options.username(&decoded(parsed.username())?);
+        let (user, password) = target.login.clone().unwrap_or_default();
+        if !user.is_empty() {
+            driver_options = driver_options.username(&user);
         }
-        if let Some(password) = parsed.password() {
-            driver_options = driver_options.password(&decoded(password)?);
+        if let Some(password) = password.filter(|password| !password.is_empty()) {
+            driver_options = driver_options.password(&password);
         }
         if !database.is_empty() {
             driver_options = driver_options.database(&database);
         }
-        let mut ssl_mode = None;
-        for (option, value) in parsed.query_pairs() {
-            match &*option {
-                "ssl-mode" => ssl_mode = Some(value.to_ascii_uppercase()),
-                "socket" => driver_options = driver_options.socket(PathBuf::from(&*value)),
-                name if POOL_OPTIONS.contains(&name) => {}
-                name => {
-                    let query = parsed.query().unwrap_or_default();
-                    return Err(invalid(&unknown_option(name, query, &["ssl-mode", "socket"])));
-                }
-            }
+        let options = target.options(&OPTIONS).map_err(invalid)?;
+        if let Some(socket) = options.get("socket") {
+            driver_options = driver_options.socket(PathBuf::from(socket));
         }
-        let advice = "the driver of MySQL expects the host of the URL in the certificate";
-        settings.tls.reject_server_name(advice)?;
-        let has_settings = settings.tls != TlsFiles::default();
-        let tls_mode = match ssl_mode.as_deref() {
-            Some("DISABLED") if has_settings => {
-                let rule = "must be absent, or ssl-mode=DISABLED removed from the URL";
-                return Err(LockError::invalid("tls", rule, "both"));
-            }
-            Some("DISABLED") => Tls::Disabled,
-            _ if settings.tls.insecure => Tls::Unverified,
-            None if has_settings => Tls::Full,
-            None | Some("PREFERRED") => Tls::Preferred,
-            Some("REQUIRED" | "VERIFY_IDENTITY") => Tls::Full,
-            Some("VERIFY_CA") => Tls::Authority,
-            Some(_) => {
-                let modes = "DISABLED, PREFERRED, REQUIRED, VERIFY_CA and VERIFY_IDENTITY";
-                return Err(invalid(&format!("a URL with an ssl-mode other than {modes}")));
-            }
-        };
-        let key_prefix = settings.key_prefix.clone().unwrap_or_default();
+        let tls_mode = tls_mode(options.get("ssl-mode"), &settings.tls)?;
         let config = MysqlConfig {
             driver_options,
             tls_mode,
-            tls: settings.tls.clone(),
-            table: checked_table(&settings.table)?,
-            key_prefix,
-            warnings: settings.warnings.clone(),
+            table: checked_table(&settings.table, true)?,
             server: match database.as_str() {
-                "" => format!("{host}:{port}"),
-                database => format!("{host}:{port}/{database}"),
+                "" => server.to_string(),
+                database => format!("{server}/{database}"),
             },
             database,
-            store_timeout: settings.store_timeout,
-            max_connections: settings.max_connections,
-            event_loop: settings.event_loop.clone(),
+            settings: settings.clone(),
         };
-        match config.driver_options_with_tls() {
-            Ok(_) => Ok(config),
-            Err(wrong) => Err(LockError::invalid(wrong.setting, wrong.rule, wrong.how)),
-        }
+        config.driver_options_with_tls()?;
+        Ok(config)
     }
 
     /// Returns the options of the driver, with the current TLS files.
     pub(super) fn driver_options_with_tls(&self) -> Result<MySqlConnectOptions, WrongFile> {
-        let Pem { authorities, client } = Pem::read(&self.tls)?;
+        let Pem { authorities, client } = Pem::read(&self.settings.tls)?;
         let mut options = self.driver_options.clone();
         if let Some(authorities) = authorities {
             options = options.ssl_ca_from_pem(authorities);
@@ -167,6 +134,24 @@ impl MysqlConfig {
         }
         Ok(options)
     }
+}
+
+/// `of_url`: the value of `ssl-mode`.
+fn tls_mode(of_url: Option<&str>, tls: &TlsFiles) -> Result<Tls, LockError> {
+    tls.reject_server_name("the driver of MySQL expects the host of the URL in the certificate")?;
+    let has_settings = *tls != TlsFiles::default();
+    Ok(match of_url {
+        Some("DISABLED") if has_settings => {
+            let rule = "must be absent, or ssl-mode=DISABLED removed from the URL";
+            return Err(LockError::invalid("tls", rule, "both"));
+        }
+        Some("DISABLED") => Tls::Disabled,
+        _ if tls.insecure => Tls::Unverified,
+        Some("PREFERRED") => Tls::Preferred,
+        None if !has_settings => Tls::Preferred,
+        Some("VERIFY_CA") => Tls::Authority,
+        _ => Tls::Full,
+    })
 }
 
 #[cfg(test)]

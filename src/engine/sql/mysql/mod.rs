@@ -20,12 +20,11 @@ use self::session::{MysqlServer, MysqlSession};
 use super::Page;
 use super::jobs::{BATCH, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
-use super::server::config::FOR_CALLS;
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
-use super::server::{Outcome, Server, ServerEngine, Session};
+use super::server::{FOR_CALLS, Outcome, Server, ServerEngine, Session};
 use crate::engine::{Result, Warnings};
 use crate::model::OwnerToken;
 
@@ -55,7 +54,7 @@ const STATEMENT_BATCH: usize = 64;
 /// Retryable when the server cannot be reached or has no free connection. Not retryable when it refuses the login, or the tables
 /// have other columns or another storage engine than InnoDB.
 pub(in crate::engine) async fn connect(config: MysqlConfig) -> Result<Arc<ServerEngine>> {
-    let key_prefix = config.key_prefix.clone();
+    let key_prefix = config.settings.key_prefix.clone().unwrap_or_default();
     ServerEngine::start(MysqlServer::new(config), key_prefix).await
 }
 
@@ -82,7 +81,7 @@ impl Server for MysqlServer {
     }
 
     fn most_for_calls(&self) -> usize {
-        self.config.max_connections.unwrap_or(FOR_CALLS) as usize
+        self.config.settings.max_connections.unwrap_or(FOR_CALLS) as usize
     }
 
     async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>> {
@@ -94,7 +93,7 @@ impl Server for MysqlServer {
     }
 
     fn warnings(&self) -> Option<&Warnings> {
-        self.config.warnings.as_deref()
+        self.config.settings.warnings.as_deref()
     }
 }
 

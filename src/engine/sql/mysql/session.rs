@@ -88,7 +88,7 @@ impl MysqlServer {
     pub(super) fn new(config: MysqlConfig) -> Arc<Self> {
         Arc::new(MysqlServer {
             tables: Tables::new(&config.table, &config.database),
-            connections: Connections::new(NAME, &config.server, config.store_timeout, config.event_loop.clone()),
+            connections: Connections::new(NAME, &config.server, &config.settings),
             config,
         })
     }

@@ -120,12 +120,12 @@ async fn connect_to(
             driver_config.user(username);
         }
     } else if driver_config.get_password().is_none()
-        && let Some(path) = &config.pass_file
+        && let Some(path) = config.settings.environment.get("PGPASSFILE")
     {
         let user = driver_config.get_user().unwrap_or_default();
         let database = driver_config.get_dbname().unwrap_or(user);
         let port = server.port.to_string();
-        let found = pass_file::password(path, [&server.host, &port, database, user]);
+        let found = pass_file::password(path.as_ref(), [&server.host, &port, database, user]);
         found.iter().for_each(|password| _ = driver_config.password(password));
     }
     let connected = open(&driver_config, server, connections.store_timeout, tls).await;
@@ -226,10 +226,10 @@ async fn open_at(
 
 /// Returns the login that the caller provides. `None`: the one of the URL.
 async fn login(config: &PostgresConfig, connections: &Connections) -> Outcome<Option<Login>> {
-    let Some(credentials) = &config.credentials else {
+    let Some(credentials) = &config.settings.credentials else {
         return Ok(None);
     };
-    let login = credentials.login(config.store_timeout / 2).await;
+    let login = credentials.login(config.settings.store_timeout / 2).await;
     login.map(Some).map_err(|reason| {
         let message = format!("no login for a new connection: {reason}");
         Failure::new(&connections.place, Kind::Refused, message).not_sent()

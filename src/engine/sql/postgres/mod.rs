@@ -16,13 +16,12 @@ use self::session::{PostgresServer, PostgresSession};
 use super::Page;
 use super::jobs::{BATCH, Limit};
 use super::ledger::{Changes, Ledger, StoredName};
-use super::server::config::FOR_CALLS;
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
 use super::server::waiters::Waiters;
-use super::server::{Outcome, Server, ServerEngine, Session};
+use super::server::{FOR_CALLS, Outcome, Server, ServerEngine, Session};
 use crate::engine::{Result, Warnings};
 use crate::model::OwnerToken;
 
@@ -50,7 +49,7 @@ const NAME: &str = "postgres";
 /// Retryable when the server cannot be reached or has no free connection. Not retryable when it refuses the login, or the tables
 /// have other columns.
 pub(in crate::engine) async fn connect(config: PostgresConfig) -> Result<Arc<ServerEngine>> {
-    let key_prefix = config.key_prefix.clone();
+    let key_prefix = config.settings.key_prefix.clone().unwrap_or_default();
     ServerEngine::start(PostgresServer::new(config), key_prefix).await
 }
 
@@ -75,7 +74,7 @@ impl Server for PostgresServer {
     fn most_for_calls(&self) -> usize {
         // One is for notifications.
         let of_listener = u32::from(self.can_listen());
-        let most = self.config.max_connections.map(|most| most - of_listener);
+        let most = self.config.settings.max_connections.map(|most| most - of_listener);
         most.unwrap_or(FOR_CALLS) as usize
     }
 
@@ -88,7 +87,7 @@ impl Server for PostgresServer {
     }
 
     fn warnings(&self) -> Option<&Warnings> {
-        self.config.warnings.as_deref()
+        self.config.settings.warnings.as_deref()
     }
 
     async fn receive(self: Arc<Self>, waiters: &Waiters) -> Outcome<bool> {

@@ -71,7 +71,7 @@ pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
 
 impl PostgresServer {
     pub(super) fn new(config: PostgresConfig) -> Arc<Self> {
-        let connections = Connections::new(NAME, &config.server, config.store_timeout, config.event_loop.clone());
+        let connections = Connections::new(NAME, &config.server, &config.settings);
         Arc::new(PostgresServer {
             statements: Statements::new(&config.table, connections.lock_wait()),
             connections,
@@ -91,7 +91,7 @@ impl PostgresServer {
     /// calls.
     pub(super) fn can_listen(&self) -> bool {
         match self.config.listen {
-            _ if self.config.max_connections == Some(1) => false,
+            _ if self.config.settings.max_connections == Some(1) => false,
             Some(_) => !self.receives_nothing.load(Ordering::Relaxed),
             None => !self.is_pooled(),
         }

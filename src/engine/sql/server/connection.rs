@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Outcome, Server, Session};
+use crate::engine::Settings;
 use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::engine::sql::failure::{Failure, Kind, Place};
 use crate::event_loop::{EventLoop, Task};
@@ -56,20 +57,15 @@ pub(in crate::engine::sql) struct Connection {
 }
 
 impl Connections {
-    pub(in crate::engine::sql) fn new(
-        engine: &'static str,
-        address: &str,
-        store_timeout: Duration,
-        event_loop: Option<Arc<dyn EventLoop>>,
-    ) -> Arc<Self> {
+    pub(in crate::engine::sql) fn new(engine: &'static str, address: &str, settings: &Settings) -> Arc<Self> {
         Arc::new(Connections {
             place: Place {
                 engine,
                 address: address.into(),
             },
-            store_timeout,
+            store_timeout: settings.store_timeout,
             dropped: Arc::default(),
-            event_loop,
+            event_loop: settings.event_loop.clone(),
             usual_us: AtomicU64::new(0),
             answered_at: Mutex::default(),
             epoch: watch::Sender::default(),

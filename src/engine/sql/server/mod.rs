@@ -4,7 +4,7 @@
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `sql/ledger/` decides what changes.
 //! - `waiters.rs`: the waiters of this process. `connection.rs`, `pool.rs`: the connections. `error.rs`: failures.
-//! - `config.rs`: the names of tables. `products.rs`: servers that are other products.
+//! - `products.rs`: servers that are other products.
 //!
 //! # Behavior
 //! A free name keeps its row for an hour, so that its fencing tokens grow within the hour even if the server's clock is set back.
@@ -37,7 +37,6 @@ use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Res
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
-pub(super) mod config;
 pub(super) mod connection;
 pub(super) mod pool;
 pub(super) mod products;
@@ -51,6 +50,9 @@ pub(super) mod waiters;
 mod worker;
 
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
+
+/// The number of connections for calls without a setting: the parts of the queue, and the transactions.
+pub(super) const FOR_CALLS: u32 = 4;
 
 /// How long a statement waits for a row that another transaction has locked. The other calls of the statement wait as long.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);

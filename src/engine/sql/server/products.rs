@@ -48,12 +48,11 @@ impl Others {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::engine::Settings;
 
     fn is_other(others: &Others, version: &str) -> bool {
-        let connections = Connections::new("sql", "host:1", Duration::from_secs(1), None);
+        let connections = Connections::new("sql", "host:1", &Settings::default());
         others.failure(&connections, version).is_some()
     }
 

@@ -11,7 +11,8 @@ use super::messages::{self, LOGIN, Request, code};
 use super::replies::{self, Connected};
 use crate::clock::Moment;
 use crate::engine::entries::Failure;
-use crate::engine::entries::target::{Io, Server, Servers};
+use crate::engine::entries::servers::{Io, Servers};
+use crate::engine::target::Server;
 
 /// The longest message of a server before the session is open, in bytes.
 const MAX_GREETING: usize = 4096;

@@ -28,7 +28,7 @@ pub(super) use self::replies::{Change, Part, Reply, Stat};
 use self::session::Session;
 use super::super::entries::Failure as ConnectFailure;
 use crate::clock::Moment;
-use crate::engine::entries::target::Servers;
+use crate::engine::entries::servers::Servers;
 
 /// The longest request, in bytes. A server closes the connection for a longer one (`jute.maxbuffer`, 1 MiB by default).
 pub(super) const MAX_REQUEST: usize = 1_000_000;

@@ -16,7 +16,8 @@ use super::replies::{self, Reply};
 use super::{ConnectFailure, Failure, SessionState, Shared, Sink, answer};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::entries::target::{Io, Server};
+use crate::engine::entries::servers::Io;
+use crate::engine::target::Server;
 
 /// The longest message of a server that is kept, in bytes: that of the children of a node with some 200 000 of them.
 const MAX_REPLY: usize = 16 << 20;

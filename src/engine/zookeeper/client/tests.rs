@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::jute::{Reader, Writer};
 use super::*;
-use crate::engine::entries::target::Server;
+use crate::engine::target::Server;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -13,7 +13,7 @@ use super::layout;
 use super::*;
 use crate::clock::Moment;
 use crate::engine::contract::PAGE;
-use crate::engine::entries::target::{Servers, Target};
+use crate::engine::entries::servers::Servers;
 use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
@@ -122,5 +122,5 @@ async fn other_client(url: &str) -> Client {
 }
 
 fn servers(url: &str) -> Servers {
-    Target::parse(url, &Settings::default(), &config::RULE).unwrap().servers
+    Servers::parse(url, &Settings::default(), &config::RULE).unwrap().0
 }

@@ -1,13 +1,8 @@
 //! From a URL, the environment and settings to a store.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-
-use crate::engine::sql::server::config::checked_table;
-use crate::engine::{Credentials, Settings, Warnings};
+use crate::engine::Settings;
+use crate::engine::sql::tables::checked_table;
 use crate::error::LockError;
-use crate::event_loop::EventLoop;
 
 pub(super) mod pass_file;
 mod target;
@@ -25,18 +20,9 @@ pub struct PostgresConfig {
     /// The table of the locks: `name`, in the schema [`SCHEMA`](super::statements::SCHEMA), or `schema.name`. It is checked, and
     /// safe inside quotes.
     pub(super) table: String,
-    /// The prefix of every name.
-    pub(super) key_prefix: String,
     /// The servers and the database, for messages.
     pub(in crate::engine) server: String,
-    /// The source of the logins of new connections, instead of the one of the URL.
-    pub(super) credentials: Option<Arc<Credentials>>,
-    /// The file with passwords, for a URL without one.
-    pub(super) pass_file: Option<PathBuf>,
-    pub(super) warnings: Option<Arc<Warnings>>,
-    pub(super) store_timeout: Duration,
-    pub(super) max_connections: Option<u32>,
-    pub(super) event_loop: Option<Arc<dyn EventLoop>>,
+    pub(super) settings: Settings,
 }
 
 impl std::fmt::Debug for PostgresConfig {
@@ -67,15 +53,9 @@ impl PostgresConfig {
         Ok(PostgresConfig {
             server: target.to_string(),
             listen,
-            table: checked_table(&settings.table)?,
+            table: checked_table(&settings.table, true)?,
             target,
-            key_prefix: settings.key_prefix.clone().unwrap_or_default(),
-            credentials: settings.credentials.clone(),
-            pass_file: settings.environment.get("PGPASSFILE").map(PathBuf::from),
-            warnings: settings.warnings.clone(),
-            store_timeout: settings.store_timeout,
-            max_connections: settings.max_connections,
-            event_loop: settings.event_loop.clone(),
+            settings: settings.clone(),
         })
     }
 }

@@ -1,21 +1,21 @@
 //! The servers of a URL, and how to connect to them.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
-use crate::engine::sql::server::config::POOL_OPTIONS;
-use crate::engine::tls::{Pem, Verified};
-use crate::engine::url_options::unknown_option;
+use crate::engine::target::{Known, Options, Values, host_and_port};
+use crate::engine::tls::{Pem, Verified, WrongFile};
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
 const RULE: &str = "must be postgres://[user[:password]@]host[:port][,host[:port]][/database][?option=value], special characters \
                     percent-encoded";
 const MODES: &str = "must be disable, allow, prefer, require, verify-ca or verify-full";
-const DEFAULT_PORT: u16 = 5432;
+const DEFAULT_PORT: &str = "5432";
 const FILE_OPTIONS: [&str; 3] = ["sslrootcert", "sslcert", "sslkey"];
 
 /// The servers of a URL.
@@ -59,61 +59,31 @@ impl fmt::Display for Target {
 /// A host of a URL, and its port, if the URL has it.
 type Named = (String, Option<u16>);
 
-/// The options that holdfast handles, and the rest for the driver.
-#[derive(Default)]
-struct Options {
-    is_pooled: Option<bool>,
-    /// They replace the hosts in front of the `?`.
-    hosts: Vec<String>,
-    ssl_mode: Option<String>,
-    /// The values of [`FILE_OPTIONS`].
-    files: [Option<String>; 3],
-    /// The options of the driver.
-    rest: Vec<String>,
-}
-
-/// The usual options, for the error of an unknown one. The driver has more.
-const OPTIONS: [&str; 12] = [
-    "application_name",
-    "connect_timeout",
-    "host",
-    "keepalives",
-    "options",
-    "pooler",
-    "port",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslrootcert",
-    "target_session_attrs",
+/// The options of a URL. The driver has more. Those of a pool of connections, and the schema of its tables, are Prisma's.
+const OPTIONS: [Known; 19] = [
+    ("application_name", Values::OfDriver),
+    ("connect_timeout", Values::OfDriver),
+    ("connection_limit", Values::Ignored),
+    ("host", Values::Text),
+    ("hostaddr", Values::Text),
+    ("keepalives", Values::OfDriver),
+    ("options", Values::OfDriver),
+    ("pgbouncer", Values::OneOf(&["true", "false"])),
+    ("pool_timeout", Values::Ignored),
+    ("pooler", Values::OneOf(&["transaction", "none"])),
+    ("port", Values::Text),
+    ("schema", Values::Ignored),
+    ("socket_timeout", Values::Ignored),
+    ("sslcert", Values::Text),
+    ("sslkey", Values::Text),
+    (
+        "sslmode",
+        Values::OneOf(&["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]),
+    ),
+    ("sslrootcert", Values::Text),
+    ("statement_cache_size", Values::Ignored),
+    ("target_session_attrs", Values::OneOf(&["any", "read-write", "primary"])),
 ];
-
-impl Options {
-    fn parse(query: &str) -> Result<Self, &'static str> {
-        let mut options = Options::default();
-        for option in query.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) = decoded(option);
-            match (name.as_str(), value.as_str()) {
-                ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = Some(true),
-                ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = Some(false),
-                ("pooler", _) => return Err("a URL with a value of pooler other than transaction and none"),
-                ("pgbouncer", _) => return Err("a URL with a value of pgbouncer other than true and false"),
-                // The schema of Prisma's tables, in which Prisma drops others.
-                ("schema", _) => {}
-                (name, _) if POOL_OPTIONS.contains(&name) => {}
-                ("host", hosts) => options.hosts = hosts.split(',').map(str::to_owned).collect(),
-                ("sslmode", mode) => options.ssl_mode = Some(mode.to_owned()),
-                ("sslrootcert", path) => options.files[0] = Some(path.to_owned()),
-                ("sslcert", path) => options.files[1] = Some(path.to_owned()),
-                ("sslkey", path) => options.files[2] = Some(path.to_owned()),
-                ("target_session_attrs", "any" | "read-write" | "primary") => {}
-                ("target_session_attrs", _) => return Err("a URL whose target_session_attrs is not read-write"),
-                _ => options.rest.push(option.to_owned()),
-            }
-        }
-        Ok(options)
-    }
-}
 
 impl Target {
     /// Parses a URL, the value of `argument`. `main`: has the login and the database, if the URL has none.
@@ -123,73 +93,76 @@ impl Target {
         settings: &Settings,
         main: Option<&Target>,
     ) -> Result<Self, LockError> {
-        let invalid = |got: &str| LockError::invalid(argument, RULE, got);
-        let variable = |name: &str| settings.environment.get(name).filter(|value| !value.is_empty());
+        let invalid = |got: String| LockError::invalid(argument, RULE, got);
+        let variable = |name: &str| variable(settings, name);
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
-        if !["postgres://", "postgresql://"]
-            .iter()
-            .any(|scheme| base.starts_with(scheme))
-        {
-            return Err(invalid("another URL"));
+        if !base.starts_with("postgres://") && !base.starts_with("postgresql://") {
+            return Err(invalid("another URL".into()));
         }
         if query.contains('@') {
-            return Err(invalid("a URL with an \"@\" behind its hosts"));
+            return Err(invalid("a URL with an \"@\" behind its hosts".into()));
         }
-        let options = Options::parse(query).map_err(invalid)?;
-        if options.is_pooled == Some(true) && main.is_some() {
+        let (login, hosts, path) = parts(base);
+        let parsed = |options: &str| Config::from_str(&format!("{login}{path}?{options}"));
+        let mut of_driver = Vec::new();
+        let options = Options::parse(query, &OPTIONS, |option| {
+            of_driver.push(option.to_owned());
+            parsed(option).is_ok() || parsed("").is_err()
+        });
+        let options = options.map_err(invalid)?;
+        let is_pooled = match (options.get("pooler"), options.get("pgbouncer")) {
+            (None, None) => None,
+            (pooler, pgbouncer) => Some(pooler == Some("transaction") || pooler.is_none() && pgbouncer == Some("true")),
+        };
+        if is_pooled == Some(true) && main.is_some() {
             return Err(LockError::invalid(
                 argument,
                 "must bypass the pooler",
                 "a URL of a pooler",
             ));
         }
-        let (login, hosts, path) = parts(base);
-        let parsed = |options: &str| Config::from_str(&format!("{login}{path}?{options}"));
-        if let Some(unknown) = options.rest.iter().find(|option| parsed(option).is_err())
-            && parsed("").is_ok()
-        {
-            return Err(invalid(&unknown_option(&decoded(unknown).0, query, &OPTIONS)));
-        }
-        let mut all = parsed(&options.rest.join("&")).map_err(|_| invalid("a URL that does not parse"))?;
+        let mut all = parsed(&of_driver.join("&")).map_err(|_| invalid("a URL that does not parse".into()))?;
         let mut named = hosts.map_err(invalid)?;
-        if !options.hosts.is_empty() {
-            let ports: Vec<Option<u16>> = named.iter().map(|(_, port)| *port).collect();
-            let port = |index: usize| ports.get(index).copied().flatten();
-            named = options
-                .hosts
-                .iter()
-                .enumerate()
-                .map(|(index, host)| (host.clone(), port(index)))
-                .collect();
+        if let Some(hosts) = options.get("host") {
+            let mut ports = named.into_iter().map(|(_, port)| port);
+            let hosts = hosts.split(',');
+            named = hosts.map(|host| (host.to_owned(), ports.next().flatten())).collect();
         }
-        if named.is_empty() && all.get_hostaddrs().is_empty() {
-            let hosts = variable("PGHOST").ok_or_else(|| invalid("a URL without a host, and PGHOST is not set"))?;
+        let addresses: Option<Vec<IpAddr>> = list(options.get("hostaddr"), "");
+        let addresses = addresses.ok_or_else(|| invalid("a URL with an invalid hostaddr".into()))?;
+        let ports: Option<Vec<u16>> = list(options.get("port"), DEFAULT_PORT);
+        let mut ports = ports.ok_or_else(|| invalid("a URL with an invalid port".into()))?;
+        if named.is_empty() && addresses.is_empty() {
+            let hosts = variable("PGHOST");
+            let hosts = hosts.ok_or_else(|| invalid("a URL without a host, and PGHOST is not set".into()))?;
             named.extend(hosts.split(',').map(|host| (host.to_owned(), None)));
         }
-        if all.get_ports().is_empty()
+        if ports.is_empty()
             && named.iter().any(|(_, port)| port.is_none())
-            && let Some(ports) = variable("PGPORT")
+            && let Some(text) = variable("PGPORT")
         {
-            parsed_ports(ports)?.into_iter().for_each(|port| _ = all.port(port));
+            let rule = "must be a port, or one for each host, separated by commas";
+            let wrong = || LockError::invalid("PGPORT", rule, format_args!("{text:?}"));
+            ports = list(Some(text), "").ok_or_else(wrong)?;
         }
         // The login of the main URL may be from the environment.
         let main = main.and_then(|main| main.servers.first());
         let main = main.map(|server| &server.driver_config);
-        let text = |of_main: Option<&str>, name: &str| of_main.map(str::to_owned).or_else(|| variable(name).cloned());
         if all.get_user().is_none_or(str::is_empty)
-            && let Some(user) = text(main.and_then(Config::get_user), "PGUSER")
+            && let Some(user) = main.and_then(Config::get_user).or(variable("PGUSER"))
         {
             all.user(user);
         }
-        if all.get_password().is_none() {
-            if let Some(password) = main.and_then(Config::get_password) {
-                all.password(password);
-            } else if let Some(password) = variable("PGPASSWORD") {
-                all.password(password);
-            }
+        let password = main
+            .and_then(Config::get_password)
+            .or(variable("PGPASSWORD").map(str::as_bytes));
+        if all.get_password().is_none()
+            && let Some(password) = password
+        {
+            all.password(password);
         }
         if all.get_dbname().is_none()
-            && let Some(database) = text(main.and_then(Config::get_dbname), "PGDATABASE")
+            && let Some(database) = main.and_then(Config::get_dbname).or(variable("PGDATABASE"))
         {
             all.dbname(database);
         }
@@ -197,32 +170,39 @@ impl Target {
             all.application_name("holdfast");
         }
         let (mut tls, sources) = tls_files(&options, settings);
-        let (mode, verified) = ssl_mode(argument, &options, settings)?;
+        let (mode, verified) = ssl_mode(&options, settings)?;
         if mode == SslMode::Disable {
             tls = TlsFiles::default();
         } else {
             Pem::read(&tls).map_err(|wrong| {
                 let source = sources.iter().find(|(setting, _)| *setting == wrong.setting);
-                LockError::invalid(
-                    source.map_or(wrong.setting, |(_, source)| *source),
-                    wrong.rule,
-                    wrong.how,
-                )
+                let setting = source.map_or(wrong.setting, |(_, source)| *source);
+                WrongFile { setting, ..wrong }
             })?;
         }
         Ok(Target {
-            servers: servers(&named, &all, mode).map_err(invalid)?,
+            servers: servers(&named, &addresses, &ports, &all, mode).map_err(|got| invalid(got.into()))?,
             tls,
             verified,
-            is_pooled: options.is_pooled,
+            is_pooled,
         })
     }
 }
 
-/// Returns the servers, each with a configuration of its own. `all`: what they have in common, their addresses, and the ports of
-/// hosts without one.
-fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<ServerConfig>, &'static str> {
-    let (addresses, ports) = (all.get_hostaddrs(), all.get_ports());
+/// Returns a variable of the environment that is set and not empty.
+fn variable<'s>(settings: &'s Settings, name: &str) -> Option<&'s str> {
+    let value = settings.environment.get(name).filter(|value| !value.is_empty());
+    value.map(String::as_str)
+}
+
+/// Returns the servers, each with a configuration of its own. `ports`: those of hosts without one. `all`: what the servers have in common.
+fn servers(
+    named: &[Named],
+    addresses: &[IpAddr],
+    ports: &[u16],
+    all: &Config,
+    mode: SslMode,
+) -> Result<Vec<ServerConfig>, &'static str> {
     let count = named.len().max(addresses.len());
     let is_of_each = |len: usize| len == 0 || len == count;
     if !is_of_each(named.len()) || !is_of_each(addresses.len()) || !(ports.len() == 1 || is_of_each(ports.len())) {
@@ -232,7 +212,7 @@ fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<ServerCon
         return Err("a URL with an invalid host");
     }
     let server = |index: usize| {
-        let mut driver_config = Config::new();
+        let mut driver_config = all.clone();
         let (host, port) = match named.get(index) {
             Some((host, port)) => {
                 driver_config.host(host);
@@ -240,34 +220,13 @@ fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<ServerCon
             }
             None => (addresses.get(index).map(ToString::to_string).unwrap_or_default(), None),
         };
-        let port = port
-            .or(ports.get(index).or(ports.first()).copied())
-            .unwrap_or(DEFAULT_PORT);
+        let port = port.or(ports.get(index).or(ports.first()).copied()).unwrap_or(5432);
         // There is no TLS on the socket of a folder.
         let mode = if host.starts_with('/') { SslMode::Disable } else { mode };
         driver_config.port(port).ssl_mode(mode);
         if let Some(address) = addresses.get(index) {
             driver_config.hostaddr(*address);
         }
-        if let Some(user) = all.get_user() {
-            driver_config.user(user);
-        }
-        if let Some(database) = all.get_dbname() {
-            driver_config.dbname(database);
-        }
-        if let Some(options) = all.get_options() {
-            driver_config.options(options);
-        }
-        if let Some(name) = all.get_application_name() {
-            driver_config.application_name(name);
-        }
-        if let Some(password) = all.get_password() {
-            driver_config.password(password);
-        }
-        driver_config
-            .ssl_negotiation(all.get_ssl_negotiation())
-            .channel_binding(all.get_channel_binding())
-            .keepalives(all.get_keepalives());
         if count > 1 {
             driver_config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }
@@ -280,47 +239,25 @@ fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<ServerCon
     Ok((0..count).map(server).collect())
 }
 
-/// Parses the value of `PGPORT`.
-fn parsed_ports(text: &str) -> Result<Vec<u16>, LockError> {
-    let ports: Result<Vec<u16>, _> = text.split(',').map(str::parse).collect();
-    ports.map_err(|_| {
-        let rule = "must be a port, or one for each host, separated by commas";
-        LockError::invalid("PGPORT", rule, format_args!("{text:?}"))
-    })
+/// Parses a list that is separated by commas. `default`: in the place of an empty part.
+fn list<T: FromStr>(text: Option<&str>, default: &str) -> Option<Vec<T>> {
+    let parts = text.into_iter().flat_map(|text| text.split(','));
+    parts
+        .map(|part| if part.is_empty() { default } else { part }.parse().ok())
+        .collect()
 }
 
-/// Splits a URL without options: up to its login, its hosts, and the rest.
-fn parts(base: &str) -> (&str, Result<Vec<Named>, &'static str>, &str) {
+/// Splits a URL without options: up to its login, its hosts, and the rest. As for the driver, the login ends at the first "@", and may have
+/// a "/".
+fn parts(base: &str) -> (&str, Result<Vec<Named>, String>, &str) {
     let start = base.find("://").map_or(0, |at| at + 3);
     let start = base[start..].find('@').map_or(start, |at| start + at + 1);
     let end = base[start..].find('/').map_or(base.len(), |at| start + at);
     let hosts = match &base[start..end] {
         "" => Ok(Vec::new()),
-        hosts => hosts.split(',').map(named).collect(),
+        hosts => hosts.split(',').map(host_and_port).collect(),
     };
     (&base[..start], hosts, &base[end..])
-}
-
-/// Parses one host of a URL.
-fn named(text: &str) -> Result<Named, &'static str> {
-    let (host, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
-        Some((host, rest)) => (host, rest.strip_prefix(':').unwrap_or(rest)),
-        None => text.split_once(':').unwrap_or((text, "")),
-    };
-    let port = match port {
-        "" => None,
-        port => Some(port.parse().map_err(|_| "a URL with an invalid port")?),
-    };
-    Ok((decoded(host).0, port))
-}
-
-/// Decodes the name and the value of an option.
-fn decoded(text: &str) -> (String, String) {
-    // A plus is no space.
-    let encoded = text.replace('+', "%2B");
-    let decoded = url::form_urlencoded::parse(encoded.as_bytes()).next();
-    let (name, value) = decoded.unwrap_or_default();
-    (name.into_owned(), value.into_owned())
 }
 
 /// Returns the TLS settings, completed with files of the URL and the environment (a setting wins over the URL, the URL over the
@@ -328,67 +265,47 @@ fn decoded(text: &str) -> (String, String) {
 fn tls_files(options: &Options, settings: &Settings) -> (TlsFiles, Vec<(&'static str, &'static str)>) {
     let mut tls = settings.tls.clone();
     let mut sources = Vec::new();
-    let [root, cert, key] = &options.files;
-    let of_environment = settings.environment.get("PGSSLROOTCERT");
-    let of_environment = of_environment.filter(|path| !path.is_empty());
-    let root = root
-        .as_ref()
-        .map(|path| (path, "sslrootcert"))
-        .or(of_environment.map(|path| (path, "PGSSLROOTCERT")));
-    if let Some((path, source)) = root.filter(|(path, _)| *path != "system")
-        && tls.ca.is_none()
-        && tls.ca_file.is_none()
-        && !tls.insecure
-    {
-        tls.ca_file = Some(path.into());
-        sources.push(("tls.caFile", source));
-    }
-    if let Some(path) = cert
-        && tls.cert.is_none()
-        && tls.cert_file.is_none()
-    {
-        tls.cert_file = Some(path.into());
-        sources.push(("tls.certFile", "sslcert"));
-    }
-    if let Some(path) = key
-        && tls.key.is_none()
-        && tls.key_file.is_none()
-    {
-        tls.key_file = Some(path.into());
-        sources.push(("tls.keyFile", "sslkey"));
+    let option = |name: &'static str| options.get(name).map(|path| (path, name));
+    let of_environment = variable(settings, "PGSSLROOTCERT").map(|path| (path, "PGSSLROOTCERT"));
+    let root = option("sslrootcert").or(of_environment);
+    let root = root.filter(|(path, _)| *path != "system" && !tls.insecure);
+    for (file, setting, text, path) in [
+        (root, "tls.caFile", &tls.ca, &mut tls.ca_file),
+        (option("sslcert"), "tls.certFile", &tls.cert, &mut tls.cert_file),
+        (option("sslkey"), "tls.keyFile", &tls.key, &mut tls.key_file),
+    ] {
+        if let Some((of_option, option)) = file
+            && text.is_none()
+            && path.is_none()
+        {
+            *path = Some(of_option.into());
+            sources.push((setting, option));
+        }
     }
     (tls, sources)
 }
 
 /// Returns whether the connection has TLS, and what is verified. `PGSSLMODE` does not disable TLS where settings are about it.
-fn ssl_mode(argument: &str, options: &Options, settings: &Settings) -> Result<(SslMode, Verified), LockError> {
+fn ssl_mode(options: &Options, settings: &Settings) -> Result<(SslMode, Verified), LockError> {
     let advice = "put the name into the URL as the host, and the IP address into its option hostaddr";
     settings.tls.reject_server_name(advice)?;
-    let is_configured = settings.tls != TlsFiles::default() || options.files.iter().any(Option::is_some);
-    let of_environment = settings.environment.get("PGSSLMODE").filter(|mode| !mode.is_empty());
-    let mode = options.ssl_mode.as_ref().or(of_environment).map(String::as_str);
-    let of_url = options.ssl_mode.is_some();
+    let file = FILE_OPTIONS.into_iter().find(|file| options.get(file).is_some());
+    let has_settings = settings.tls != TlsFiles::default();
+    let is_configured = has_settings || file.is_some();
+    let of_url = options.get("sslmode");
+    let mode = of_url.or(variable(settings, "PGSSLMODE"));
     match (mode, is_configured) {
         (None, false) => Ok((SslMode::Prefer, Verified::Full)),
         (None, true) | (Some("require" | "verify-full"), _) => Ok((SslMode::Require, Verified::Full)),
         (Some("verify-ca"), _) => Ok((SslMode::Require, Verified::Authority)),
-        (Some("allow" | "prefer" | "disable"), true) if !of_url => Ok((SslMode::Require, Verified::Full)),
+        (Some("allow" | "prefer" | "disable"), true) if of_url.is_none() => Ok((SslMode::Require, Verified::Full)),
         (Some("allow" | "prefer"), _) => Ok((SslMode::Prefer, Verified::Full)),
         (Some("disable"), false) => Ok((SslMode::Disable, Verified::Full)),
         (Some("disable"), true) => {
-            let mut files = FILE_OPTIONS.into_iter().zip(&options.files);
-            let option = match files.find(|(_, file)| file.is_some()) {
-                Some((option, _)) if settings.tls == TlsFiles::default() => option,
-                _ => "tls",
-            };
+            let option = file.filter(|_| !has_settings).unwrap_or("tls");
             let rule = "must be absent, or sslmode=disable removed from the URL";
             Err(LockError::invalid(option, rule, "both"))
         }
-        (Some(_), _) if of_url => Err(LockError::invalid(
-            argument,
-            RULE,
-            "a URL with an sslmode other than disable, allow, prefer, require, verify-ca and verify-full",
-        )),
         (Some(mode), _) => Err(LockError::invalid("PGSSLMODE", MODES, format_args!("{mode:?}"))),
     }
 }
