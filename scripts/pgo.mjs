@@ -57,7 +57,7 @@ export function isAsNew(tool, major) {
 }
 
 /**
- * Builds the library in release mode for a target. Returns the path of a new copy that Node can load.
+ * Builds the library in release mode for a target, and compiles `lib/`. Returns the path of a new copy of the library that Node can load.
  *
  * @param {string} target
  * @param {string} folder
@@ -67,6 +67,7 @@ export function buildLibrary(target, folder, flags) {
   const env = { ...process.env, RUSTFLAGS: [process.env.RUSTFLAGS, flags].filter(Boolean).join(' ') }
   const args = ['build', '--release', '--lib', '--target', target, '--target-dir', folder]
   execFileSync('cargo', args, { cwd: root, stdio: 'inherit', env })
+  execFileSync(process.execPath, ['scripts/build.mjs', '--ts'], { cwd: root, stdio: 'inherit' })
   const addon = join(mkdtempSync(join(tmpdir(), 'holdfast-build-')), 'holdfast.node')
   copyFileSync(join(folder, target, 'release', LIBRARY), addon)
   return addon

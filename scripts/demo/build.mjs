@@ -1,4 +1,4 @@
-// Builds the addon if it is missing or older than its sources, so that the demo is a single command on any machine.
+// Builds the addon and `dist/` if they are missing or older than their sources, so that the demo is a single command on any machine.
 import { execFileSync } from 'node:child_process'
 import { readdirSync, statSync } from 'node:fs'
 import { join } from 'node:path'
@@ -9,7 +9,7 @@ const root = fileURLToPath(new URL('../..', import.meta.url))
 const SOURCES = ['src', 'Cargo.toml', 'Cargo.lock', 'build.rs']
 
 /**
- * Builds the addon when it is missing or outdated. Throws an error with a message of one sentence when the build fails, and ends this
+ * Builds what is missing or outdated. Throws an error with a message of one sentence when the build fails, and ends this
  * process with a message when Rust is missing.
  *
  * @param {(text: string) => void} say
@@ -37,6 +37,7 @@ export function reasonToBuild(folder) {
   if (addons.length === 0) return 'there is no addon yet'
   const built = newest(addons.map((file) => join(folder, file)))
   if (built < newest(SOURCES.map((source) => join(folder, source)))) return 'the addon is older than its sources'
+  if (newest([join(folder, 'dist')]) < newest([join(folder, 'lib')])) return 'dist/ is older than lib/'
 }
 
 /**
