@@ -8,7 +8,6 @@ import { describe, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { reasonToBuild } from '../scripts/demo/build.mjs'
 import { Database, judge } from '../scripts/demo/database.mjs'
-import { Screen } from '../scripts/demo/screen.mjs'
 import { KINDS, missing, serverUrl } from './stores.mjs'
 
 const DEMO = fileURLToPath(new URL('../scripts/demo.mjs', import.meta.url))
@@ -97,9 +96,7 @@ describe('npm run demo', { concurrency: 2 }, () => {
   })
 })
 
-describe('the verdict', () => {
-  const NAMES = ['one', 'two']
-
+test('the verdict of the demo fails for each kind of fault', () => {
   /**
    * Judges the record of two correct rounds after `change` has modified it.
    *
@@ -121,134 +118,43 @@ describe('the verdict', () => {
     database.note('start', 'two', 'B')
     database.note('killed', 'two', 'B')
     job('two', 'A', 4n)
-    job('two', 'C', 9n)
-    // The order of the record decides, not the resolution of the clock.
-    const spread = () => database.entries.forEach((entry, index) => Object.assign(entry, { at: index * 100 }))
-    spread()
     change(database.entries)
-    spread()
-    return judge(database.entries, NAMES, 1).map(({ ok }) => ok)
+    // The order of the record decides, not the resolution of the clock.
+    database.entries.forEach((entry, index) => Object.assign(entry, { at: index * 100 }))
+    return judge(database.entries, ['one', 'two'], 1).map(({ ok }) => ok)
   }
   const at = (entries, what, name, worker) =>
     entries.findIndex((entry) => entry.what === what && entry.name === name && entry.worker === worker)
+  const without = (what, name, worker) => (entries) => entries.splice(at(entries, what, name, worker), 1)
+  const failed = { what: 'failed', name: 'two', worker: 'A', message: 'the process ended' }
 
-  test('accepts a correct record', () => {
-    assert.deepEqual(verdict(), [true, true, true, true, true])
-  })
-
-  test('fails when a job ran twice or never', () => {
-    const again = { what: 'finish', name: 'one', worker: 'B', token: 6n }
-    const [twice] = verdict((entries) => entries.splice(at(entries, 'leave', 'one', 'B'), 0, again))
-    assert.equal(twice, false)
-    const [never] = verdict((entries) => entries.splice(at(entries, 'finish', 'one', 'A'), 1))
-    assert.equal(never, false)
-  })
-
-  test('fails when two processes held the lock at the same time', () => {
-    const [, isExclusive] = verdict((entries) => {
-      const [left] = entries.splice(at(entries, 'leave', 'one', 'A'), 1)
-      entries.splice(at(entries, 'enter', 'one', 'B') + 1, 0, left)
-    })
-    assert.equal(isExclusive, false)
-  })
-
-  test('fails when a fencing token does not grow', () => {
-    for (const token of [5n, 4n, 0n]) {
-      const [, , growing] = verdict((entries) => Object.assign(entries[at(entries, 'enter', 'one', 'B')], { token }))
-      assert.equal(growing, false, `${token} after 5`)
-    }
-  })
-
-  test('fails when the kill did not happen, or no process took over', () => {
-    const killed = (change) => verdict(change)[3]
-    assert.equal(
-      killed((entries) => entries.splice(at(entries, 'killed', 'two', 'B'), 1)),
-      false,
-    )
-    assert.equal(
-      killed((entries) => entries.splice(at(entries, 'start', 'two', 'B'), 1)),
-      false,
-    )
-    assert.equal(
-      killed((entries) => entries.splice(at(entries, 'enter', 'two', 'A'))),
-      false,
-    )
-  })
-
-  test('fails when a process failed, but accepts a lost lease', () => {
-    const failed = { what: 'failed', name: 'two', worker: 'C' }
-    const isAccepted = (more) => verdict((entries) => entries.push({ ...failed, ...more }))[4]
-    assert.equal(isAccepted({ message: 'the process ended' }), false)
-    assert.equal(isAccepted({ code: 'LOCK_LOST', message: 'lost' }), true)
-  })
-
-  test('the database refuses an older fencing token and a second report', () => {
-    const database = new Database()
-    database.enter('n', 'A', 1n)
-    database.enter('n', 'B', 2n)
-    assert.equal(database.store('n', 'A', 1n), false)
-    assert.equal(database.find('n'), false)
-    assert.equal(database.store('n', 'B', 2n), true)
-    assert.equal(database.find('n'), true)
-    assert.equal(database.store('n', 'B', 2n), false)
-  })
+  assert.deepEqual(verdict(), [true, true, true, true, true])
+  assert.equal(verdict(without('finish', 'one', 'A'))[0], false, 'the job never ran')
+  assert.equal(verdict(without('leave', 'one', 'A'))[1], false, 'two processes held the lock')
+  const older = (entries) => (entries[at(entries, 'enter', 'one', 'B')].token = 4n)
+  assert.equal(verdict(older)[2], false, 'a fencing token does not grow')
+  assert.equal(verdict(without('killed', 'two', 'B'))[3], false, 'no process was killed')
+  assert.equal(verdict((entries) => entries.splice(at(entries, 'enter', 'two', 'A')))[3], false, 'none took over')
+  assert.equal(verdict((entries) => entries.push(failed))[4], false, 'a process failed')
+  assert.equal(verdict((entries) => entries.push({ ...failed, code: 'LOCK_LOST' }))[4], true, 'a lease was lost')
 })
 
-describe('the display', () => {
-  const terminal = (columns) => {
-    const out = { isTTY: true, columns, text: '', on() {}, write: (text) => (out.text += text) }
-    return out
-  }
-
-  test('a terminal gets lines that are redrawn in place and never wrap', (t) => {
-    if (process.env.NO_COLOR || process.env.TERM === 'dumb') return t.skip('this environment requests plain text')
-    const out = terminal(60)
-    const screen = new Screen(out)
-    screen.round('Round 1')
-    for (const worker of ['A', 'B']) screen.show(worker, 'waits', { pid: 7 })
-    screen.setDetails('A', { token: 1795232000000000n })
-    screen.show('A', 'works', { step: 3 })
-    screen.show('A', 'stored')
-    assert.equal(count(out.text, /\x1b\[2A/g), 2, 'each change after the second line goes up two lines')
-    const visible = out.text.replace(/\x1b\[[\d;]*[A-Za-z]/g, '').split('\n')
-    assert.ok(visible.some((line) => line.includes('███░░')))
-    assert.ok(
-      visible.every((line) => line.length < 60),
-      out.text,
-    )
-  })
-
-  test('a pipe gets every change once and no progress', () => {
-    const out = { ...terminal(undefined), isTTY: false }
-    out.write = (text) => (out.text += text)
-    const screen = new Screen(out)
-    screen.round('Round 1')
-    screen.show('A', 'waits', { pid: 7 })
-    for (const step of [0, 1, 2]) screen.show('A', 'works', { step })
-    screen.show('A', 'killed')
-    assert.deepEqual(
-      [...out.text.matchAll(/pid \d+ +(\w+)/g)].map(([, state]) => state),
-      ['waits', 'won', 'killed'],
-    )
-  })
-})
-
-test('reasonToBuild names a missing or outdated addon, and nothing otherwise', () => {
+test('reasonToBuild names a missing or outdated build, and nothing otherwise', (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'holdfast-test-'))
-  try {
-    const addon = join(folder, `holdfast.${process.platform}-${process.arch}-abi.node`)
-    const source = join(folder, 'src', 'deep', 'lib.rs')
-    mkdirSync(join(folder, 'src', 'deep'), { recursive: true })
-    const others = ['Cargo.toml', 'holdfast.some-other.node'].map((name) => join(folder, name))
-    for (const file of [source, ...others]) writeFileSync(file, '')
-    assert.match(String(reasonToBuild(folder)), /no addon/)
-    writeFileSync(addon, '')
-    const [now, later] = [new Date(), new Date(Date.now() + 60_000)]
-    utimesSync(addon, now, later)
-    assert.equal(reasonToBuild(folder), undefined)
-    utimesSync(source, now, new Date(Date.now() + 120_000))
-    assert.match(String(reasonToBuild(folder)), /older than its sources/)
-  } finally {
-    rmSync(folder, { recursive: true, force: true })
+  t.after(() => rmSync(folder, { recursive: true, force: true }))
+  for (const path of ['src/deep', 'lib', 'dist']) mkdirSync(join(folder, path), { recursive: true })
+  /** Writes a file that was changed `second` seconds after the first one. */
+  const write = (path, second) => {
+    writeFileSync(join(folder, path), '')
+    utimesSync(join(folder, path), second, second)
   }
+  for (const path of ['src/deep/lib.rs', 'Cargo.toml', 'lib/index.ts', 'holdfast.some-other.node']) write(path, 0)
+  assert.match(String(reasonToBuild(folder)), /no addon/)
+  write(`holdfast.${process.platform}-${process.arch}-abi.node`, 1)
+  write('dist/index.js', 1)
+  assert.equal(reasonToBuild(folder), undefined)
+  write('lib/index.ts', 2)
+  assert.match(String(reasonToBuild(folder)), /^dist\/ is older than lib\//)
+  write('src/deep/lib.rs', 2)
+  assert.match(String(reasonToBuild(folder)), /older than its sources/)
 })

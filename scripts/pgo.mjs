@@ -47,7 +47,7 @@ export function locateProfdata() {
  * @param {string} tool
  * @param {number} major
  */
-export function isAsNew(tool, major) {
+function isAsNew(tool, major) {
   try {
     const version = /LLVM version (\d+)/.exec(execFileSync(tool, ['--version'], { encoding: 'utf8' }))?.[1]
     return Number(version) >= major

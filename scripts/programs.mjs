@@ -30,7 +30,7 @@ export async function findProgram(name, folders) {
  * @param {string} path
  * @param {{ uid: number, gid: number }} user
  */
-export async function closedFolder(path, { uid, gid }) {
+async function closedFolder(path, { uid, gid }) {
   // Behind a link there are other folders.
   for (const target of [resolve(path), await realpath(path)]) {
     for (let at = target; at !== dirname(at); at = dirname(at)) {
