@@ -4,7 +4,7 @@ import { existsSync, readFileSync } from 'node:fs'
 import { extname } from 'node:path'
 
 /** The files and directories that are checked. */
-export const CHECKED = [
+const CHECKED = [
   '.github/',
   '__test__/',
   'bench/',
@@ -27,11 +27,8 @@ export const CHECKED = [
   'SECURITY.md',
 ]
 
-/** Files in these directories that are not checked, by the beginning of their path. */
-export const UNCHECKED = [
-  { file: 'scripts/words.mjs', why: 'contains the words' },
-  { file: '__test__/words.spec.mjs', why: 'contains the words' },
-]
+/** Files that contain the words. */
+const UNCHECKED = ['scripts/words.mjs', '__test__/words.spec.mjs']
 
 /**
  * Each pattern of whole words, and what to write instead.
@@ -64,13 +61,6 @@ const WORDS = [
   ],
   ['in vain|of late|be it|shall|so many', 'a plain sentence'],
 ].map(([words, instead]) => [new RegExp(`(?<![\\w-])(${words})(?![\\w-])`, 'gi'), instead])
-
-/**
- * Correct uses of a word, in the files that begin with `file`.
- *
- * @type {{ file: string, word: string, why: string }[]}
- */
-export const EXCEPTIONS = []
 
 /** The text of comments and of messages: string literals of several words. */
 const LEXERS = {
@@ -140,27 +130,15 @@ export function findings(path, text) {
   )
 }
 
-/** Lists the problems of the tree in the current directory, including exceptions that are not needed any more. */
+/** Lists the problems of the tree in the current directory. */
 export function checkWords() {
   const listed = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', ...CHECKED], {
     encoding: 'utf8',
   })
-  const files = listed
-    .split('\n')
-    .filter((path) => path && existsSync(path) && !UNCHECKED.some(({ file }) => path.startsWith(file)))
-  const used = new Set()
-  const problems = files.flatMap((path) =>
-    findings(path, readFileSync(path, 'utf8')).flatMap(({ line, word, instead, text }) => {
-      const exception = EXCEPTIONS.find((each) => path.startsWith(each.file) && each.word === word)
-      used.add(exception)
-      return exception ? [] : [`${path}:${line}: "${word}" (instead: ${instead}): ${text}`]
-    }),
-  )
-  const unused = EXCEPTIONS.filter((exception) => !used.has(exception))
-  return [
-    ...problems,
-    ...unused.map(
-      ({ file, word }) => `scripts/words.mjs: the exception for "${word}" in ${file} is not needed any more`,
+  const files = listed.split('\n').filter((path) => path && existsSync(path) && !UNCHECKED.includes(path))
+  return files.flatMap((path) =>
+    findings(path, readFileSync(path, 'utf8')).map(
+      ({ line, word, instead, text }) => `${path}:${line}: "${word}" (instead: ${instead}): ${text}`,
     ),
-  ]
+  )
 }
