@@ -1,6 +1,6 @@
 // Measures what a PostgreSQL server does while a contender runs.
 import { setTimeout as sleep } from 'node:timers/promises'
-import { processUs } from './process-cpu.mjs'
+import { ServerProbe } from './server-probe.mjs'
 
 /** The settings with which a server can count statements. Until a measurement it counts nothing, which would cost time. */
 export const COUNTING = {
@@ -10,33 +10,19 @@ export const COUNTING = {
 /** The time after which every connection has read the settings again. */
 const RELOAD_MS = 200
 
-export class PostgresProbe {
+export class PostgresProbe extends ServerProbe {
   #client
-  #pid
 
   static async open(server) {
     // Imported here: measurements of other stores do not need the driver.
     const { default: pg } = await import('pg')
-    const probe = new PostgresProbe()
-    probe.#pid = server.pid
+    const probe = new PostgresProbe(server)
     probe.#client = new pg.Client({ connectionString: server.url })
     // The server stops after a failure of the run, which is not to be hidden by another one.
     probe.#client.on('error', () => {})
     await probe.#client.connect()
     await probe.#client.query('CREATE EXTENSION IF NOT EXISTS pg_stat_statements')
     return probe
-  }
-
-  async start() {
-    const before = processUs(this.#pid)
-    return async () => ({ cpuUs: processUs(this.#pid) - before })
-  }
-
-  /** Runs `run`, which resolves to a number of calls. Resolves to the number of statements per call. */
-  async requests(run) {
-    const counted = await this.count()
-    const count = await run()
-    return (await counted()) / count
   }
 
   /** Counts statements. Resolves to a function that resolves to their number since then. */
