@@ -1,105 +1,35 @@
-// `npm run test:bench`, some eight minutes: the benchmark runs with every contender in every part, and fails when a contender does not do
-// what is measured. `npm test` has a short part of it (`__test__/bench.spec.mjs`). No test asserts speed.
+// `npm run test:bench`, some ten minutes: the benchmarks run with every contender in every part, and fail when a contender does not do
+// what is measured. `npm test` has a short part of it (`__test__/commands.spec.mjs`). No test asserts speed.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { basename, join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { stubAddon } from '../__test__/stub-addon.mjs'
+import { CONTENDERS, missing } from './elections/contenders.mjs'
+import { outcomeOf } from './elections/step-log.mjs'
+import { TICKERS } from './elections/ticks.mjs'
+import { TABLES } from './sections/calls.mjs'
+import { redis, redisPairs } from './sections/stores.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
-const IOREDIS = [
-  'ioredis',
-  'ioredis-auto',
-  'redis-semaphore',
-  'redis-semaphore-auto',
-  'verrou',
-  'verrou-auto',
-  'redlock',
-  'redlock-auto',
-  'redlock-universal',
-  'redlock-universal-auto',
-]
-const REDIS = ['holdfast', ...IOREDIS, 'node-redis', 'valkey-glide']
-const WAYS = ['holdfast-using', 'holdfast-observed', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
-const TRANSPORT = ['holdfast', 'holdfast-using', 'holdfast-lock', ...IOREDIS]
-const CLUSTER = TRANSPORT.filter((name) => !name.startsWith('redlock-universal'))
-const QUORUM = [
-  'holdfast',
-  'redlock',
-  'redlock-auto',
-  'redis-semaphore',
-  'redis-semaphore-auto',
-  'redlock-universal',
-  'redlock-universal-auto',
-]
-const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
-const MONGODB_PAIRS = [...MONGODB, 'holdfast-lock']
-const SERVICE = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'no-lock']
-const MYSQL = ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock', 'bare-commits']
-const MYSQL_TLS = ['holdfast', 'holdfast-using', 'get-lock']
-const POSTGRES_TLS = ['holdfast', 'holdfast-using', 'verrou-knex', 'advisory-locks']
-const POSTGRES = [
-  'holdfast',
-  'holdfast-using',
-  'holdfast-lock',
-  'verrou-knex',
-  'advisory-locks',
-  'advisory-pipelined',
-  'bare-commits',
-]
-const ETCD = ['holdfast', 'holdfast-using', 'holdfast-lock', 'etcd3', 'etcd3-bare']
-const ZOOKEEPER = ['holdfast', 'holdfast-using', 'holdfast-lock', 'node-zookeeper-client', 'node-zookeeper-client-bare']
-const RUST = ['holdfast', 'advisory-pipelined-1', 'advisory-pipelined-2']
-const SAME_DRIVER = 'By the same Rust driver, PostgreSQL '
-const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
-const ONE_MEMBER = /MongoDB \d[\d.]+ \(replica set with 1 member, majority\)$/
-const THREE_MEMBERS = /MongoDB \d[\d.]+ \(replica set with 3 members, majority\)$/
+const { postgres, mysql, etcd, zookeeper, ...others } = TABLES
+/** The tables of calls, in the order of the reports. */
+const CALLS = [...Object.values(others), postgres, mysql, etcd, zookeeper].flat()
 
-/** The tables of the report: their contenders, and the loads of a smoke test, the smallest and the largest of each. */
-const TABLES = [
-  { title: /^Pairs, Redis \d[\d.]+$/, contenders: [...REDIS, ...WAYS], loads: [1, 1024] },
-  { title: both(/^Pairs, /, STANDALONE), contenders: MONGODB_PAIRS, loads: [1, 256] },
-  { title: both(/^Pairs, /, ONE_MEMBER), contenders: MONGODB_PAIRS, loads: [1, 256] },
-  { title: both(/^Pairs, /, THREE_MEMBERS), contenders: MONGODB_PAIRS, loads: [1, 256] },
-  { title: /^Pairs, Redis \d[\d.]+, TLS$/, contenders: TRANSPORT, loads: [1, 1024] },
-  { title: /^Pairs, Redis \d[\d.]+, Cluster of three masters$/, contenders: CLUSTER, loads: [1, 1024] },
-  { title: /^Pairs, Redis \d[\d.]+, Sentinel$/, contenders: TRANSPORT, loads: [1, 1024] },
-  { title: /^Pairs, Redis \d[\d.]+, 0\.5 ms more per round trip$/, contenders: REDIS, loads: [1, 1024], tripMs: 0.5 },
-  { title: /^Pairs, Redis \d[\d.]+, 2 ms more per round trip$/, contenders: REDIS, loads: [1, 1024], tripMs: 2 },
-  { title: /^Failed tries, Redis \d[\d.]+$/, contenders: REDIS, loads: [1, 64] },
-  { title: both(/^Failed tries, /, STANDALONE), contenders: MONGODB, loads: [1, 64] },
-  { title: both(/^Failed tries, /, ONE_MEMBER), contenders: MONGODB, loads: [1, 64] },
-  { title: /^Pairs, quorum of 3 × Redis \d[\d.]+$/, contenders: QUORUM, loads: [1, 64] },
-  { title: /^Pairs, quorum of 5 × Redis \d[\d.]+$/, contenders: QUORUM, loads: [1, 64] },
-  {
-    title: /^HTTP service, Redis \d[\d.]+$/,
-    contenders: SERVICE,
-    loads: ['200 in flight, 1 000 orders', '200 in flight, 100 000 orders'],
-  },
-]
-const ALL = [...new Set(TABLES.flatMap(({ contenders }) => contenders))]
+const run = (program, args, env = {}) =>
+  promisify(execFile)(process.execPath, [program, '--quick', ...args], { cwd: root, env: { ...process.env, ...env } })
+const bench = (args, env) => run('bench/run.mjs', args, env)
 
-const WAITING = [
-  '1 waiter',
-  '100 waiters in 4 processes',
-  '16 waiters in 16 processes',
-  '100 waiters in 4 processes that wait for 0.5 s',
-]
-const HANDOFFS = {
-  'Hand-offs': {
-    contenders: ['holdfast', 'redlock', 'redis-semaphore', 'verrou'],
-    titles: [...WAITING, '1 waiter, 1 ms more per round trip'],
-  },
-  'Hand-offs on MongoDB': { contenders: ['holdfast', 'gist', 'mongodb-lock', 'locco'], titles: WAITING },
-}
-
-function both(start, end) {
-  return new RegExp(start.source + end.source)
-}
+/** Splits Markdown at its headings of one level. Returns the title and the text of each part. */
+const split = (text, level) =>
+  text
+    .split(new RegExp(`^${level} `, 'm'))
+    .slice(1)
+    .map((part) => [part.split('\n', 1)[0], part])
 
 /** Returns the rows of a part that are about contenders, as lists of cells. */
 const rowsOf = (part) =>
@@ -108,237 +38,75 @@ const rowsOf = (part) =>
     .filter((line) => /^\| [a-z]/.test(line))
     .map((line) => line.split('|').map((cell) => cell.trim()))
 
-const bench = (args, env = {}) =>
-  promisify(execFile)(process.execPath, ['bench/run.mjs', '--quick', ...args], {
-    cwd: root,
-    env: { ...process.env, ...env },
-  })
-
-/** Splits Markdown at its headings of one level. Returns the parts by their titles. */
-const split = (text, level) =>
-  Object.fromEntries(
-    text
-      .split(new RegExp(`^${level} `, 'm'))
-      .slice(1)
-      .map((part) => [part.split('\n', 1)[0], part]),
-  )
-
-/** Asserts that a section has a table for each load, with a row of figures for each contender. */
-function assertTables(section, contenders, loads) {
-  const [, ...parts] = section.split(/^### /m)
-  assert.deepEqual(
-    parts.map((part) => part.split('\n', 1)[0]),
-    loads.map((load) => (typeof load === 'number' ? `${load} in flight` : load)),
-  )
-  for (const part of parts) {
-    const rows = rowsOf(part)
-    assert.deepEqual(
-      rows.map(([, contender]) => contender),
-      contenders,
-    )
-    const columns = part
-      .split('\n')
-      .find((line) => line.startsWith('| |'))
-      .split('|')
-    for (const row of rows) {
-      assert.equal(row.length, columns.length)
-      for (const [at, cell] of row.entries()) {
-        // The service without locks sends nothing to the server, and Linux counts the CPU of processes in 10 ms.
-        const mayBeZero =
-          (row[1] === 'no-lock' && /server|requests|scripts|bytes/.test(columns[at])) ||
-          ([POSTGRES, POSTGRES_TLS, MYSQL, MYSQL_TLS, ETCD, ZOOKEEPER, RUST].includes(contenders) &&
-            /server CPU/.test(columns[at])) ||
-          (contenders === RUST && /client CPU/.test(columns[at]))
-        if (at > 1 && at < row.length - 1 && !(mayBeZero && parseFloat(cell) === 0))
-          assert.ok(parseFloat(cell) > 0, row.join())
-      }
-    }
-  }
-}
-
-/** The report on a server has its tables. `waiting`: the contenders of the hand-offs; `throughTls`: those of the pairs through TLS. */
-function assertServer(report, title, contenders, waiting, throughTls) {
-  const parts = Object.entries(split(report, '##')).filter(([title]) => !title.startsWith(SAME_DRIVER))
-  const [pairs, tls, leases, handoffs] = [parts[2], parts[3], parts.at(-1), parts.slice(throughTls ? 4 : 3, -1)]
-  assert.match(pairs[0], title)
-  assertTables(pairs[1], contenders, [1, 256])
-  if (throughTls) {
-    assert.equal(tls[0], `${pairs[0]}, TLS`)
-    assertTables(tls[1], throughTls, [1, 256])
-  }
-  assert.deepEqual(leases?.[0], '200 leases with a ttl of 3 s, for 3 s')
-  assert.ok(parseFloat(rowsOf(leases?.[1] ?? '')[0][4]) > 0)
-  assert.deepEqual(
-    handoffs.map(([title]) => title),
-    WAITING,
-  )
-  for (const [, part] of handoffs) assert.deepEqual([...new Set(rowsOf(part).map(([, name]) => name))], waiting)
-}
-
 describe('npm run bench -- --quick', () => {
-  let folder, stdout, reports, sections
+  let folder, stdout, sections
   before(
     async () => {
       folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))
       stdout = (await bench(['--out', folder])).stdout
-      reports = split(stdout, '#')
-      sections = split(reports.Benchmark, '##')
+      sections = split(stdout, '##')
     },
-    { timeout: 800_000 },
+    { timeout: 1_200_000 },
   )
   after(() => rm(folder, { recursive: true }))
 
-  it('has every part', () => {
-    assert.deepEqual(Object.keys(reports), [
-      'Benchmark',
-      ...Object.keys(HANDOFFS),
-      'PostgreSQL',
-      'MariaDB',
-      'etcd',
-      'ZooKeeper',
-      'Held leases',
-    ])
-    const titles = Object.keys(sections)
-    assert.equal(titles.length, TABLES.length + 3, titles.join())
-    assert.deepEqual([titles[0], titles[1], titles.at(-1)], ['Summary', 'Contenders', 'Import and installed size'])
-  })
-
-  for (const [index, { title, contenders, loads, tripMs }] of TABLES.entries()) {
-    it(`measures every contender: ${title.source}`, () => {
-      const [name, section] = Object.entries(sections)[index + 2]
-      assert.match(name, title)
-      assertTables(section, contenders, loads)
-      // The exact delay depends on the load of the machine; a missing delay is a failure.
-      if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(section)?.[1]) > tripMs / 3, section)
-    })
-  }
-
-  it('measures pairs, hand-offs and leases on PostgreSQL', () => {
-    const waiting = ['holdfast', 'advisory-locks', 'verrou-knex']
-    assertServer(reports.PostgreSQL, /^Pairs, PostgreSQL \d[\d.]+$/, POSTGRES, waiting, POSTGRES_TLS)
-  })
-
-  it('measures holdfast and advisory locks by the same Rust driver', () => {
-    const [, section] =
-      Object.entries(split(reports.PostgreSQL, '##')).find(([title]) => title.startsWith(SAME_DRIVER)) ?? []
-    assertTables(section, RUST, [1, 64])
-  })
-
-  it('measures pairs, hand-offs and leases on MariaDB', () => {
-    assertServer(reports.MariaDB, /^Pairs, MariaDB \d[\d.]+$/, MYSQL, ['holdfast', 'get-lock'], MYSQL_TLS)
-  })
-
-  it('measures pairs, hand-offs and leases on etcd and ZooKeeper', () => {
-    assertServer(reports.etcd, /^Pairs, etcd \d[\d.]+$/, ETCD, ['holdfast', 'etcd3'])
-    assertServer(reports.ZooKeeper, /^Pairs, ZooKeeper \d[\d.]+$/, ZOOKEEPER, ['holdfast', 'node-zookeeper-client'])
-  })
-
-  it('has the event-loop delay of the service', () => {
-    const name = Object.keys(sections).find((title) => title.startsWith('HTTP service'))
-    assert.match(sections[name ?? ''], /^\| \| requests per second \|.*\| event-loop delay, p99, µs \|/m)
-  })
-
-  it('compares holdfast with the fastest library at every load', () => {
-    const rows = sections.Summary.split('\n')
-      .filter((line) => / × \|/.test(line))
-      .map((line) => line.split(' | '))
-    assert.equal(
-      rows.length,
-      TABLES.reduce((sum, { loads }) => sum + loads.length, 0),
-    )
-    for (const [, , library, ratio] of rows) {
-      assert.match(library, /^(redis-semaphore|verrou|redlock|redlock-universal|mongodb-lock)(-auto)?$/)
-      assert.ok(parseFloat(ratio) > 0, ratio)
-    }
-    const withUsing = rows.filter(([title, , , , using]) => title.includes('Redis') && parseFloat(using) > 0)
-    assert.equal(withUsing.length, TABLES.filter(({ contenders }) => contenders.includes('holdfast-using')).length * 2)
-  })
-
-  it('describes what every contender does and how it is configured', () => {
-    const rows = rowsOf(sections.Contenders)
-    assert.deepEqual(rows.map(([, contender]) => contender).sort(), [...ALL].sort())
-    for (const [, , kind, does, setting] of rows) {
-      assert.match(kind, /^(library|driver|code)$/)
-      assert.match(does, /owner check/)
-      assert.match(does, /fencing token/)
-      assert.match(does, /renew/)
-      assert.ok(setting.length > 0 && setting !== 'undefined')
-    }
-  })
-
-  it('measures import time and size of every contender', () => {
-    const rows = rowsOf(sections['Import and installed size'])
-    assert.deepEqual(
-      rows.map(([, contender]) => contender.split(' ')[0]).sort(),
-      ALL.filter((contender) => !/-auto$|^holdfast-|^no-lock$/.test(contender)).sort(),
-    )
-    for (const row of rows) for (const cell of row.slice(2, -1)) assert.ok(parseFloat(cell) > 0, row.join())
-  })
-
-  for (const [report, { contenders, titles }] of Object.entries(HANDOFFS)) {
-    it(`measures the hand-offs of every contender: ${report}`, () => {
-      assert.match(reports[report], /A round trip \(the median [^)]+\) takes [1-9]\d* /)
-      const parts = split(reports[report], '##')
-      assert.deepEqual(Object.keys(parts), titles)
-      for (const [title, part] of Object.entries(parts)) {
-        const rows = rowsOf(part)
-        assert.deepEqual([...new Set(rows.map(([, name]) => name))], contenders)
-        for (const [, name, , ...cells] of rows) {
-          // An idle waiter of holdfast may send no command in this time.
-          const mayBeZero = title.includes('wait for') && name === 'holdfast'
-          for (const cell of cells.slice(0, -1))
-            assert.ok(parseFloat(cell) >= (mayBeZero ? 0 : Number.MIN_VALUE), `${name}: ${cells}`)
-        }
-      }
-    })
-  }
-
-  it('measures what held leases cost', () => {
-    const rows = rowsOf(reports['Held leases'])
-    assert.deepEqual(
-      rows.map(([, name]) => name),
-      ['holdfast', 'redlock', 'redis-semaphore'],
-    )
-    for (const [, name, , ...cells] of rows) {
-      const [, , cpu, requests, commands, bytes, , lost] = cells.map(parseFloat)
-      // The memory growth of 200 leases is noise.
-      for (const figure of [cpu, requests, commands, bytes]) assert.ok(figure > 0, `${name}: ${cells}`)
-      assert.equal(lost, 0, name)
-    }
-  })
-
-  it('writes the reports, the figures and the plots', async () => {
-    const texts = [
-      'results',
-      'results-handoff',
-      'results-handoff-mongodb',
-      'results-postgres',
-      'results-mysql',
-      'results-etcd',
-      'results-zookeeper',
-      'results-leases',
-    ].map((name) => `${name}.md`)
-    const plots = ['results.svg', 'results-loop.svg']
-    assert.deepEqual((await readdir(folder)).sort(), [...texts, ...plots, 'results.json'].sort())
-    const contents = (names) => Promise.all(names.map((name) => readFile(join(folder, name), 'utf8')))
-    assert.equal((await contents(texts)).map((text) => `${text}\n`).join(''), stdout)
-    const [json] = await contents(['results.json'])
-    const { loads } = JSON.parse(json).sections.pairs[0]
-    const [, pairs] = Object.entries(sections)[2]
-    const shown = rowsOf(pairs)
-      .filter(([, contender]) => contender === 'holdfast')
-      .map(([, , perSecond]) => parseFloat(perSecond))
-    assert.equal(shown.length, TABLES[0].loads.length)
-    for (const [index, [load, contenders]] of Object.entries(loads).entries()) {
-      assert.deepEqual(Object.keys(contenders), [...REDIS, ...WAYS], load)
-      const kept = contenders.holdfast.perSecond[1]
-      assert.ok(
-        Math.abs(kept / shown[index] - 1) < 0.001,
-        `${load}: results.json has ${kept}, results.md ${shown[index]}`,
+  it('measures every contender of each table with the smallest and the largest load', () => {
+    const tables = sections.filter(([title]) => /^(Pairs|Failed tries), /.test(title))
+    assert.equal(tables.length, CALLS.length, tables.map(([title]) => title).join())
+    for (const [index, { store, loads }] of CALLS.entries()) {
+      const [title, table] = tables[index]
+      const parts = split(table, '###')
+      assert.deepEqual(
+        parts.map(([load]) => load),
+        [loads[0], loads.at(-1)].map((load) => `${load} in flight`),
+        title,
       )
+      for (const [load, part] of parts) {
+        const rows = rowsOf(part)
+        assert.deepEqual(
+          rows.map(([, contender]) => contender),
+          store.contenders,
+          `${title}, ${load}`,
+        )
+        // Calls per second and times. The CPU time of a process is counted in 10 ms, and may be 0.
+        for (const row of rows) for (const cell of row.slice(2, 5)) assert.ok(parseFloat(cell) > 0, row.join())
+      }
     }
-    for (const plot of await contents(plots))
-      for (const contender of [...REDIS, 'holdfast-using']) assert.ok(plot.includes(`>${contender}</text>`), contender)
+  })
+
+  it('has a row for each file of contenders/, and a positive first figure in each row', async () => {
+    const rows = sections
+      // An idle waiter may send nothing.
+      .filter(([title]) => !['Summary', 'Contenders'].includes(title) && !title.includes('that wait for'))
+      .flatMap(([, section]) => rowsOf(section))
+    const measured = new Set(rows.map(([, contender]) => contender.split(' ')[0]))
+    for (const file of await readdir(join(root, 'bench', 'contenders')))
+      assert.ok(measured.has(basename(file, '.mjs')), file)
+    for (const [, , ...cells] of rows)
+      assert.ok(parseFloat(cells.find((cell) => /^\d/.test(cell)) ?? '') > 0, `${cells}`)
+  })
+
+  it('adds a delay of the network', () => {
+    const delays = [...stdout.matchAll(/PING through this proxy takes (\S+) ms/g)].map(([, ms]) => Number(ms))
+    assert.equal(delays.length, others.delayed.length)
+    // The exact delay depends on the load of the machine; a missing delay is a failure.
+    for (const [index, ms] of [0.5, 2].entries()) assert.ok(delays[index] > ms / 3, `${delays[index]} of ${ms} ms`)
+  })
+
+  it('writes the reports and the plots', async () => {
+    const files = await readdir(folder)
+    const texts = await Promise.all(files.map((file) => readFile(join(folder, file), 'utf8')))
+    const ofReports = texts.filter((_, index) => files[index].endsWith('.md'))
+    assert.equal(ofReports.length, split(stdout, '#').length)
+    for (const report of ofReports) assert.ok(stdout.includes(report))
+    assert.ok(files.includes('results.json'))
+    const plots = texts.filter((_, index) => files[index].endsWith('.svg'))
+    assert.equal(plots.length, 2)
+    for (const plot of plots)
+      for (const contender of [...redis.contenders, 'holdfast-using'])
+        assert.ok(plot.includes(`>${contender}</text>`), contender)
+    const [[, kept]] = Object.entries(JSON.parse(texts[files.indexOf('results.json')]).sections.pairs[0].loads)
+    assert.deepEqual(Object.keys(kept), redisPairs.contenders)
   })
 })
 
@@ -401,4 +169,55 @@ describe('a contender that does not do what is measured', { concurrency: 2 }, ()
       await assertFails(part, addon, /the name was busy[^]* ended with 1/)
     })
   }
+})
+
+describe('node bench/elections.mjs --quick', () => {
+  it('reports the next leader of each contender, and the ticks', { timeout: 600_000 }, async () => {
+    const { stdout } = await run('bench/elections.mjs', [])
+    const sections = Object.fromEntries(split(stdout, '##'))
+    const cellsOf = (title, name) => {
+      const row = sections[title].split('\n').find((line) => line.startsWith(`| ${name} |`))
+      return (row ?? assert.fail(`${title} has no row ${name}`)).split('|').map((cell) => cell.trim())
+    }
+    for (const [name, { store }] of Object.entries(CONTENDERS).filter(([, { store }]) => !missing(store))) {
+      for (const title of ['The leader resigns', 'The leader is killed']) {
+        const [, , next, kept, , late] = cellsOf(title, name)
+        assert.match(next, /^\d[\d.]* m?s$/, `${title}: ${name}`)
+        assert.equal(kept, '0 of 1', `${title}: ${name}`)
+        if (name.startsWith('holdfast')) assert.equal(late, 'never', `${title}: ${name} on ${store}`)
+      }
+    }
+    for (const name of Object.keys(TICKERS).filter((name) => !missing(TICKERS[name].store))) {
+      const counts = cellsOf('A job once per tick', name).slice(3, -1)
+      assert.equal(
+        counts.map(parseFloat).reduce((sum, count) => sum + count),
+        2,
+        `${name}: ${counts}`,
+      )
+      if (/once/i.test(name)) assert.equal(counts[0], '2 of 2', name)
+    }
+  })
+
+  it('finds a former leader that works beside the next one', () => {
+    const event = (pid, what, at) => ({ id: `${pid}`, pid, what, at })
+    /** Returns the events of a job with a step every 10 ms. */
+    const job = (pid, begin, end) => [
+      event(pid, 'begin', begin),
+      ...Array.from({ length: (end - begin) / 10 + 1 }, (_, i) => event(pid, 'step', begin + 10 * i)),
+    ]
+    const outcome = (...late) =>
+      outcomeOf(
+        [...job(1, 0, 1000), ...job(2, 6000, 9000), ...late.map((at) => event(1, 'step', at))].sort(
+          (one, other) => one.at - other.at,
+        ),
+        { leader: { pid: 1, begin: 0 }, from: 1000, to: 9000 },
+      )
+    const { nextMs, idleMs, lateSteps } = outcome()
+    assert.deepEqual({ nextMs, idleMs, lateSteps }, { nextMs: 5000, idleMs: 5000, lateSteps: 0 })
+    // Before the next one begins it is alone.
+    assert.equal(outcome(5000).lateSteps, 0)
+    const { lateMs, isLateAtEnd } = outcome(7000, 7200)
+    assert.deepEqual({ lateMs, isLateAtEnd }, { lateMs: 210, isLateAtEnd: false })
+    assert.equal(outcome(7000, 8900).isLateAtEnd, true)
+  })
 })

@@ -26,7 +26,7 @@ const FEW = [1, 64]
 const MANY = [1, 64, 1024]
 
 /** The calls, store and loads of each table, by part. */
-const TABLES = {
+export const TABLES = {
   pairs: [
     { ...pair, store: redisPairs, loads: [1, 16, 64, 256, 1024] },
     ...mongodbPairs.map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
