@@ -10,11 +10,12 @@
 // Uses the addon in NAPI_RS_NATIVE_LIBRARY_PATH if set. Otherwise it builds one, with `--quick` it uses the one next to index.js.
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
 import { cpus, loadavg } from 'node:os'
-import { join } from 'node:path'
+import { delimiter, dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { locateEtcdctl } from '../scripts/etcd.mjs'
 import { installDependencies, serversDir } from '../scripts/setup.mjs'
-import { CONTENDERS, missing, serverVersions, STORES } from './elections/contenders.mjs'
+import { CONTENDERS, serverVersions, STORES } from './elections/contenders.mjs'
 import { JOB_MS } from './elections/step-log.mjs'
 import { faultTable, settingsTable, tickTable } from './elections/report.mjs'
 import { INTERVAL_MS, runsPerTick, SKEWS, TICKERS } from './elections/ticks.mjs'
@@ -66,6 +67,7 @@ installDependencies()
 installDependencies('bench')
 if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 process.env.HOLDFAST_SERVERS_DIR ??= serversDir()
+process.env.PATH = [dirname(await locateEtcdctl()), process.env.PATH].join(delimiter)
 const folder = mkdtempSync(join(process.env.HOLDFAST_SERVERS_DIR, 'holdfast-elections-'))
 const servers = []
 const startedLoad = loadavg()[0]
@@ -75,12 +77,6 @@ async function start(store) {
   const server = await STORES[store]()
   servers.push(server)
   return server
-}
-
-/** Why a contender is not run; `undefined` if it is. */
-const skipped = (store) => missing(store) && `not run: ${missing(store)}`
-for (const [name, { store }] of Object.entries({ ...TICKERS, ...CONTENDERS })) {
-  if (names.includes(name) && skipped(store)) console.error(`${name}: ${skipped(store)}`)
 }
 
 /** The outcomes of a contender's trials of a fault. */
@@ -104,10 +100,9 @@ try {
         names.includes(name) && (!fault?.commandsOnly || isCommand) && (!fault?.isEmpty || store === 'redis'),
     )
     // The rows are in the order of the contenders.
-    for (const [name, { store }] of here) results[name] = skipped(store) ?? ''
+    for (const [name] of here) results[name] = []
     // Hand-offs take milliseconds, and are measured one at a time.
     await forEach(here, part === 'resigns' && !quick ? 1 : AT_A_TIME, async ([name, contender]) => {
-      if (skipped(contender.store)) return
       const key = `${fault?.isEmpty ? 'redis-empty' : contender.store} of ${name}`
       const server = (own[key] ??= await start(key.split(' ')[0]))
       results[name] = fault

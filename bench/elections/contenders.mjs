@@ -2,7 +2,8 @@
 import { execFileSync } from 'node:child_process'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { freePort, locateMongod, locateRedis, startMongod, startRedis, startServer } from '../../scripts/servers.mjs'
+import { locateEtcd, startEtcd } from '../../scripts/etcd.mjs'
+import { locateMongod, locateRedis, startMongod, startRedis } from '../../scripts/servers.mjs'
 
 const here = fileURLToPath(new URL('.', import.meta.url))
 const [CANDIDATE, JOB, CLI] = ['candidate.mjs', 'job.mjs', '../../bin/holdfast.mjs'].map((file) => join(here, file))
@@ -74,19 +75,10 @@ export const CONTENDERS = {
   },
 }
 
-/** Starts etcd with its data in its folder. */
-async function startEtcd() {
-  const peer = `http://127.0.0.1:${await freePort()}`
-  return startServer((dir, port) => {
-    const url = `http://127.0.0.1:${port}`
-    const own = ['--listen-client-urls', url, '--advertise-client-urls', url]
-    const peers = ['--listen-peer-urls', peer, '--initial-advertise-peer-urls', peer]
-    return {
-      argv: ['etcd', '--data-dir', join(dir, 'data'), ...own, ...peers, '--initial-cluster', `default=${peer}`],
-      ready: async (log) => /ready to serve client requests|serving insecure client requests/.test(log),
-      properties: { url },
-    }
-  })
+/** Starts etcd. Its URL is that of the contenders. */
+async function startEtcdOverHttp() {
+  const server = await startEtcd()
+  return Object.assign(server, { url: server.url.replace('etcd', 'http') })
 }
 
 /** The servers by store. Each keeps what it acknowledged when it restarts; `redis-empty` keeps nothing. */
@@ -94,28 +86,14 @@ export const STORES = {
   redis: () => startRedis({ args: ['--appendonly', 'yes', '--appendfsync', 'always'] }),
   'redis-empty': () => startRedis(),
   mongodb: () => startMongod({ replicaSet: true }),
-  etcd: startEtcd,
-}
-
-/** Why a store cannot be started here; `undefined` if it can be. */
-export function missing(store) {
-  if (store !== 'etcd') return
-  const absent = ['etcd', 'etcdctl'].filter((file) => versionOf(file) === undefined)
-  if (absent.length > 0) return `${absent.join(' and ')} not on the PATH`
-}
-
-function versionOf(file, argument = file === 'etcdctl' ? 'version' : '--version') {
-  try {
-    const text = execFileSync(file, [argument], { encoding: 'utf8', stdio: ['ignore', 'pipe', 'ignore'] })
-    return /(?:v=|version:? |version v)(\d[\d.]*)/i.exec(text)?.[1]
-  } catch {
-    return undefined
-  }
+  etcd: startEtcdOverHttp,
 }
 
 /** Lists the versions of the servers. */
 export async function serverVersions() {
-  const [redis, mongod] = await Promise.all([locateRedis(), locateMongod()])
-  const found = { Redis: versionOf(redis), MongoDB: versionOf(mongod), etcd: versionOf('etcd') }
-  return Object.entries(found).flatMap(([name, version]) => (version ? [`${name} ${version}`] : []))
+  const paths = { Redis: await locateRedis(), MongoDB: await locateMongod(), etcd: await locateEtcd() }
+  return Object.entries(paths).map(([name, path]) => {
+    const text = execFileSync(path, ['--version'], { encoding: 'utf8' })
+    return `${name} ${/(?:v=|version:? |version v)(\d[\d.]*)/i.exec(text)?.[1]}`
+  })
 }

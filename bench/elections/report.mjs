@@ -18,10 +18,9 @@ function late(outcomes) {
   return `${some.length} of ${outcomes.length}: ${longest}${end}`
 }
 
-/** Formats the table of a fault. `results` are the outcomes by contender, or a text for one that was not run. */
+/** Formats the table of a fault. `results` are the outcomes by contender. */
 export function faultTable({ title, text }, results) {
   const rows = Object.entries(results).map(([name, outcomes]) => {
-    if (typeof outcomes === 'string') return `| ${name} | ${outcomes} | | | |`
     const next = outcomes.flatMap(({ nextMs }) => nextMs ?? [])
     const kept = outcomes.filter(({ isKept }) => isKept).length
     const cells = [
@@ -36,11 +35,10 @@ export function faultTable({ title, text }, results) {
   return [`## ${title}`, '', text, '', head, '|---|---|---|---|---|', ...rows, ''].join('\n')
 }
 
-/** Formats the table of ticks. `results` are the runs of each tick by contender, or a text. */
+/** Formats the table of ticks. `results` are the runs of each tick by contender. */
 export function tickTable(text, results, contenders) {
   const rows = Object.entries(results).map(([name, runs]) => {
     const first = `| ${name} | ${contenders[name].settings} |`
-    if (typeof runs === 'string') return `${first} ${runs} | | |`
     const share = (isCounted) => `${runs.filter(isCounted).length} of ${runs.length}`
     return `${first} ${share((n) => n === 1)} | ${share((n) => n === 0)} | ${share((n) => n > 1)} |`
   })
