@@ -60,6 +60,11 @@ describe('arguments of connect', () => {
     'empty text': [[''], /^target must not be empty: .*HOLDFAST_URL.*got ""$/],
     'several URLs in one text': [['redis://a,redis://b,redis://c'], /must be an array.*\['redis:\/\/A', /],
     'a list of hosts': [['redis://:secret@a,b,c:6379/0'], /must have one host.*redis\+cluster:\/\/.*array of URLs/],
+    'a store without a colon': [
+      ['memory'],
+      /^target must be a URL that starts with memory:.*a string without a scheme$/,
+    ],
+    'a text with a colon': [['hunter2 secret:1x'], /a string without a scheme$/],
     'a client of ioredis': [[client], /^target must be a URL or an options object, not a client/],
     'a MongoClient': [[new MongoClient('mongodb://localhost')], /not a client/],
     'PEM text that is a path': [
@@ -159,6 +164,13 @@ describe('arguments of connect', () => {
       assert.doesNotMatch(error.message, /secret/)
     })
   }
+})
+
+it('lazy: a target that is no URL rejects the first call', async () => {
+  const locks = await LockService.connect('redis://a,b', { lazy: true })
+  const error = await rejects(locks.tryAcquire('n'), 'LOCK_INVALID_ARGUMENT', { retryable: false })
+  assert.match(error.message, /^target must have one host/)
+  await locks.close()
 })
 
 describe('a user name in the URL and the option password are one login', () => {

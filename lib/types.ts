@@ -267,9 +267,9 @@ export interface ConnectOptions {
    */
   connectMs?: Duration | undefined
   /**
-   * Connect at the first call instead of in `connect`. If that fails, the call rejects, and the next call tries again. With
-   * `onStoreError: 'wait'` the call tries again itself for `waitMs`. An attempt to connect counts
-   * towards `waitMs` only if it fails.
+   * Connect at the first call instead of in `connect`. If that fails, also because of an invalid URL, the call rejects, and the next
+   * call tries again. With `onStoreError: 'wait'` the call tries again itself for `waitMs`. An attempt to connect counts towards
+   * `waitMs` only if it fails.
    * @default false
    */
   lazy?: boolean | undefined

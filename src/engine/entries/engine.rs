@@ -82,7 +82,7 @@ impl Drop for EntryEngine {
 }
 
 impl EntryEngine {
-    /// Creates an engine. Closing or dropping it cancels `running`. `store_timeout`: as in [`Servers`](super::target::Servers).
+    /// Creates an engine. Closing or dropping it cancels `running`. `store_timeout`: as in [`Servers`](super::servers::Servers).
     pub(in crate::engine) fn new<S: Store>(
         store: impl FnOnce(Arc<LocalEntries>) -> S,
         running: CancellationToken,

@@ -49,18 +49,23 @@ pub(in crate::engine) use rows;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(in crate::engine) struct Table<K: 'static> {
     pub rows: &'static [Row<K>],
-    /// What else helps against the certificate of an unknown authority, and against one for another name.
+    /// Further advice about the certificate of an unknown authority, and about one for another name.
     pub additions: [&'static str; 2],
 }
 
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 impl<K: Copy> Table<K> {
-    /// Returns the kind of an error, if the table has it, and renders the error. `code`: empty for an error of the connection. `shown`: the
-    /// text with the code.
-    pub(in crate::engine) fn explain(&self, code: &str, text: &str, shown: impl Display) -> (Option<K>, String) {
-        match find(self.rows, code, text) {
+    /// Returns the kind of an error, if the table has it, and renders the error. `code`: `None` for an error of the connection. `shown`:
+    /// the text with the code.
+    pub(in crate::engine) fn explain(
+        &self,
+        code: Option<&str>,
+        text: &str,
+        shown: impl Display,
+    ) -> (Option<K>, String) {
+        match find(self.rows, code.unwrap_or_default(), text) {
             Some((kind, advice)) => (Some(kind), render(shown, advice)),
-            None if code.is_empty() => {
+            None if code.is_none() => {
                 let advice = crate::engine::tls::advice(text, self.additions);
                 (None, render(shown, &advice.unwrap_or_default()))
             }

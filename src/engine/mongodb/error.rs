@@ -237,13 +237,16 @@ impl From<Error> for Failure {
     }
 }
 
+const UNMET: &str = "the write concern was not met:";
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some((code, message, _)) = self.refusal() {
             let text = format!("{} (code {code})", without_command(message));
             let meaning = match (self.meaning(), &*self.0.kind) {
                 (Some((_, meaning)), _) if !meaning.is_empty() => meaning,
-                (_, ErrorKind::Write(WriteFailure::WriteConcernError(_))) => "the write concern was not met:",
+                (_, ErrorKind::Write(WriteFailure::WriteConcernError(_))) => UNMET,
+                (_, ErrorKind::InsertMany(many)) if many.write_errors.is_none() => UNMET,
                 _ => "",
             };
             return f.write_str(&render(text, meaning));

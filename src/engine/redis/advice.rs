@@ -39,18 +39,18 @@ const ADVICE: Table<()> = Table {
         ": access a key|access one of the keys" => (), "the user needs the keys that begin with the keyPrefix and those that begin with \
             holdfast:, by default ~lock:* and ~holdfast:*";
         ": access a channel" => (), "the user needs the channels that begin with holdfast:, &holdfast:*";
-        ": unknown command 'SENTINEL|unknown command `SENTINEL" => (), "the server is no Redis Sentinel: use the address of a Sentinel \
+        ": unknown command 'SENTINEL|unknown command `SENTINEL|unknown command 'sentinel" => (), "the server is no Redis Sentinel: use the address of a Sentinel \
             (default port 26379), or use redis://HOST:PORT for the server itself";
-        ": unknown command 'HELLO|unknown command `HELLO" => (), NO_HELLO;
+        ": unknown command 'HELLO|unknown command `HELLO|unknown command 'hello" => (), NO_HELLO;
         ": unknown command" => (), "locks need this command: remove its rename-command in the configuration of the server";
     },
 };
 
-/// What to do about errors of sentinels, whose login is not that of the server.
-const OF_SENTINELS: &[Row<()>] = rows! {
-    "NOAUTH" => (), "this sentinel requires a login of its own: add ?sentinelPassword=PASSWORD to the URL, and sentinelUsername if it has users";
-    "REFUSED" => (), "check sentinelUsername and sentinelPassword in the URL, the login at the sentinels; special characters are percent-encoded";
-};
+/// What to do about a sentinel that requires a login, and about one that refuses it: it is not that of the server.
+const OF_SENTINELS: [&str; 2] = [
+    "this sentinel requires a login of its own: add ?sentinelPassword=PASSWORD to the URL, and sentinelUsername if it has users",
+    "check sentinelUsername and sentinelPassword in the URL, the login at the sentinels; special characters are percent-encoded",
+];
 
 /// Whether an error of a call passes, and what it means, if the table has it.
 pub(super) fn of_call(error: &RedisError) -> Option<(bool, &'static str)> {
@@ -79,10 +79,10 @@ pub(super) fn without_arguments(error: RedisError) -> RedisError {
 /// Renders an error of the driver or of the server in its own words, and what to do about it.
 pub(super) fn explained(error: &RedisError) -> String {
     match (tls_error(error), error.kind()) {
-        (Some(tls), _) => ADVICE.explain("", &tls.to_string(), said(error)).1,
+        (Some(tls), _) => ADVICE.explain(None, &tls.to_string(), said(error)).1,
         (None, ErrorKind::RESP3NotSupported) => render(said(error), NO_HELLO),
         (None, _) => {
-            let code = error.code().unwrap_or("none");
+            let code = Some(error.code().unwrap_or_default());
             ADVICE.explain(code, error.detail().unwrap_or_default(), said(error)).1
         }
     }
@@ -90,14 +90,12 @@ pub(super) fn explained(error: &RedisError) -> String {
 
 /// Renders an error of a sentinel like [`explained`].
 pub(super) fn explained_of_sentinel(error: &RedisError) -> String {
-    let (code, text) = match error.kind() {
+    let [required, refused] = OF_SENTINELS;
+    match (error.kind(), error.code()) {
         // With RESP2 the driver does not keep the server's words.
-        ErrorKind::AuthenticationFailed => ("REFUSED", "refuses the login".to_owned()),
-        _ => (error.code().unwrap_or_default(), said(error)),
-    };
-    match find(OF_SENTINELS, code, "") {
-        Some(((), advice)) => render(text, advice),
-        None => explained(error),
+        (ErrorKind::AuthenticationFailed, _) => render("refuses the login", refused),
+        (_, Some("NOAUTH")) => render(said(error), required),
+        _ => explained(error),
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) enum Failure {
     /// The server sent a reply that the command or script does not have.
     Unexpected(&'static str),
     /// The server is not what the URL says, or cannot keep locks. Contains the address, or what it is.
-    WrongServer(Arc<str>, &'static str),
+    WrongServer(String),
     /// The caller's function gave no login for a new connection.
     NoLogin(String),
     /// The leases of a claim's first names ended before its last names were granted.
@@ -63,10 +63,9 @@ impl Failure {
                     .detail()
                     .is_some_and(|text| text.contains("cluster support disabled")) =>
             {
-                Failure::WrongServer(
-                    address.into(),
-                    " is not a node of a Redis Cluster: use redis://HOST:PORT",
-                )
+                Failure::WrongServer(format!(
+                    "{address} is not a node of a Redis Cluster: use redis://HOST:PORT"
+                ))
             }
             _ => self,
         }
@@ -155,7 +154,7 @@ impl fmt::Display for Failure {
                 f.write_str(&render(explained(error), meaning))
             }
             Failure::Unexpected(what) => write!(f, "unexpected reply from Redis to {what}"),
-            Failure::WrongServer(address, what) => write!(f, "{address}{what}"),
+            Failure::WrongServer(why) => f.write_str(why),
             Failure::NoLogin(why) => write!(f, "no login for a new connection: {why}"),
             Failure::TooSlow => f.write_str("the ttl is too short for the number of names in this cluster"),
             Failure::NoMaster(reason) => f.write_str(&reason.text),

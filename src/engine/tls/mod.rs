@@ -137,3 +137,47 @@ fn pem(
         (None, None) => Ok(None),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::{ServerName, UnixTime};
+    use rustls::{AlertDescription, CertificateError, Error};
+
+    use super::*;
+
+    /// The texts of rustls are the signs of [`ADVICE`].
+    #[test]
+    fn errors_of_certificates_have_advice() {
+        let name = ServerName::try_from("h").unwrap().to_owned();
+        let time = UnixTime::since_unix_epoch(std::time::Duration::ZERO);
+        let of_name = CertificateError::NotValidForNameContext {
+            expected: name,
+            presented: vec!["other".into()],
+        };
+        let of_time = CertificateError::ExpiredContext { time, not_after: time };
+        for (errors, expected) in [
+            (
+                vec![CertificateError::UnknownIssuer, CertificateError::BadSignature],
+                "not trusted here",
+            ),
+            (vec![CertificateError::NotValidForName, of_name], "another host name"),
+            (vec![CertificateError::Expired, of_time], "renew the certificate"),
+        ] {
+            for error in errors {
+                let text = Error::InvalidCertificate(error).to_string();
+                let advice = advice(&text, [""; 2]).unwrap_or_else(|| panic!("{text}"));
+                assert!(advice.contains(expected), "{text}: {advice}");
+            }
+        }
+        for alert in [
+            AlertDescription::CertificateRequired,
+            AlertDescription::UnknownCA,
+            AlertDescription::BadCertificate,
+        ] {
+            let text = Error::AlertReceived(alert).to_string();
+            let advice = advice(&text, [""; 2]).unwrap_or_else(|| panic!("{text}"));
+            assert!(advice.contains("a client certificate"), "{text}: {advice}");
+        }
+        assert_eq!(advice("received fatal alert: HandshakeFailure", [""; 2]), None);
+    }
+}

@@ -85,7 +85,7 @@ pub(crate) fn for_driver(url: &str) -> String {
             let lower = name.to_lowercase();
             let synonym = SYNONYMS.iter().find(|(synonym, _)| *synonym == lower);
             let name = synonym.map_or(name, |(_, name)| *name);
-            let is_in = |list: &str, name: &str| list.split(' ').any(|option| option == name);
+            let is_in = |list: &str, name: &str| !name.is_empty() && list.split(' ').any(|option| option == name);
             let is_ignored = is_in(IGNORED_OPTIONS, &lower)
                 || is_in(of_srv, &lower)
                 || (value == "=0" && is_in(UNLIMITED_BY_ZERO, &name.to_lowercase()))

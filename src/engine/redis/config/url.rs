@@ -252,6 +252,12 @@ mod tests {
             (Some("us@er"), Some("secret"), 12)
         );
         assert!(!format!("{config:?}").contains("secret"), "{config:?}");
+        let sentinels = parse("redis+sentinel://h/m?sentinelUsername=a%2Bb+c&sentinelPassword=d%2Be+f").unwrap();
+        let Source::Sentinels(sentinels) = &sentinels.source else {
+            panic!("of sentinels")
+        };
+        let login = sentinels.sentinels[0].redis_settings();
+        assert_eq!((login.username(), login.password()), (Some("a+b+c"), Some("d+e+f")));
         for url in [
             "redis://h/?sharded=true",
             "redis+sentinel://h/m",
@@ -263,6 +269,12 @@ mod tests {
         ] {
             assert!(parse(url).is_ok(), "{url}");
         }
+    }
+
+    #[test]
+    fn a_list_of_hosts_is_refused() {
+        let message = parse("redis://:secret@a,b").unwrap_err().message;
+        assert!(message.contains(ONE_HOST) && !message.contains("secret"), "{message}");
     }
 
     #[test]

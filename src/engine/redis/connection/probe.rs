@@ -9,10 +9,10 @@ use crate::engine::redis::config::{RedisConfig, show_address};
 use crate::engine::redis::error::{Failure, io_error};
 
 const WITH_TLS: &str =
-    " expects TLS: begin the URL with rediss instead of redis (or set the option tls), or use the port without TLS";
-const WITHOUT_TLS: &str = " is a Redis server without TLS: begin the URL with redis instead of rediss (or omit the option tls), or use the port with TLS";
-const HTTP: &str = " is an HTTP server, not Redis: check the host and the port in the URL";
-const MONGODB: &str = " is a MongoDB server, not Redis: begin the URL with mongodb://, or check the port";
+    "expects TLS: begin the URL with rediss instead of redis (or set the option tls), or use the port without TLS";
+const WITHOUT_TLS: &str = "is a Redis server without TLS: begin the URL with redis instead of rediss (or omit the option tls), or use the port with TLS";
+const HTTP: &str = "is an HTTP server, not Redis: check the host and the port in the URL";
+const MONGODB: &str = "is a MongoDB server, not Redis: begin the URL with mongodb://, or check the port";
 
 /// Runs a handshake. Where it fails or has no answer because the URL is for another kind of server, the error says so.
 ///
@@ -86,5 +86,5 @@ async fn wrong_server(config: &RedisConfig) -> Option<&'static str> {
 }
 
 fn wrong(config: &RedisConfig, what: &'static str) -> Failure {
-    Failure::WrongServer(show_address(config.first_address()).into(), what)
+    Failure::WrongServer(format!("{} {what}", show_address(config.first_address())))
 }

@@ -34,22 +34,22 @@ pub(in super::super) async fn check_server(link: &Arc<Link>, in_cluster: bool) -
     };
     let wrong = match text_of("mode") {
         Some("sentinel") => Some(
-            " is a Redis Sentinel, which stores no locks: use redis+sentinel://HOST:PORT/MASTER, with the name of the master, or the \
+            "is a Redis Sentinel, which stores no locks: use redis+sentinel://HOST:PORT/MASTER, with the name of the master, or the \
              address of the Redis server",
         ),
         Some("cluster") if !in_cluster && !link.config().is_sharded() => {
-            Some(" is a node of a Redis Cluster, and serves only a part of the names: use redis+cluster://HOST:PORT")
+            Some("is a node of a Redis Cluster, and serves only a part of the names: use redis+cluster://HOST:PORT")
         }
         _ => None,
     };
     if let Some(what) = wrong {
-        return Err(Failure::WrongServer(link.address.clone(), what));
+        return Err(Failure::WrongServer(format!("{} {what}", link.address)));
     }
     let oldest = if in_cluster { OLDEST_IN_CLUSTER } else { OLDEST };
     match text_of("version") {
         Some(version) if is_older(version, oldest) => {
             let text = format!("Redis 6.2 or newer is needed, and 7.0 for a cluster; this is {version}");
-            Err(Failure::WrongServer(text.into(), ""))
+            Err(Failure::WrongServer(text))
         }
         // A server without a version is assumed to speak RESP3.
         _ => Ok(()),

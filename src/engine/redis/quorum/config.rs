@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::engine::Settings;
+use crate::engine::config::scheme_of;
 use crate::engine::redis::config::RedisConfig;
 use crate::error::LockError;
 
@@ -42,11 +43,10 @@ impl QuorumConfig {
     /// server would vote twice), and for each URL that [`RedisConfig::parse`] rejects.
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
         for url in urls {
-            let got = match url.split_once(':') {
-                Some(("redis" | "rediss", _)) => continue,
-                Some((other, _)) => format!("a list with the scheme \"{other}:\""),
-                // Text without a scheme may contain a password, so the message does not contain it.
-                None => "a list with a text without a scheme".to_owned(),
+            let got = match scheme_of(url) {
+                "redis" | "rediss" => continue,
+                "" => "a list with a text without a scheme".to_owned(),
+                other => format!("a list with the scheme \"{other}:\""),
             };
             return Err(LockError::invalid("target", RULE, got));
         }

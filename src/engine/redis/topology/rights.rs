@@ -80,7 +80,7 @@ impl Route {
                     [Value::BulkString(command), Value::BulkString(error)] => {
                         let [command, error] = [command, error].map(|text| String::from_utf8_lossy(text));
                         let text = format!("the server refuses {command}, which locks need: {error}");
-                        return Err(Failure::WrongServer(text.into(), ""));
+                        return Err(Failure::WrongServer(text));
                     }
                     _ => return Err(Failure::Unexpected("rights.lua")),
                 },

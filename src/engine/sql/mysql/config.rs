@@ -78,8 +78,7 @@ impl MysqlConfig {
     /// `LOCK_INVALID_ARGUMENT` with `target`, `table` or a TLS setting. No message contains a part of the URL.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
         let invalid = |got: String| LockError::invalid("target", RULE, got);
-        let without_fragment = url.split('#').next().unwrap_or_default();
-        let target = Target::parse(without_fragment, [3306; 2]).map_err(invalid)?;
+        let target = Target::parse(url, [3306; 2]).map_err(invalid)?;
         let server = target.server().map_err(invalid)?;
         let database = decoded(target.path.trim_start_matches('/')).map_err(invalid)?;
         // No settings of the driver: the engine sets those that its statements need.
@@ -136,7 +135,7 @@ impl MysqlConfig {
     }
 }
 
-/// `of_url`: the value of `ssl-mode`.
+/// Returns whether connections have TLS. `of_url`: the value of `ssl-mode`.
 fn tls_mode(of_url: Option<&str>, tls: &TlsFiles) -> Result<Tls, LockError> {
     tls.reject_server_name("the driver of MySQL expects the host of the URL in the certificate")?;
     let has_settings = *tls != TlsFiles::default();
@@ -224,6 +223,9 @@ mod tests {
             "mysql://u:1?secret=x&y=z@h/app",
             "mysql://u:secret@h/app?ssl-mode=secret",
             "mysql://u:secret%ff@h/app",
+            "mysql://u:1/secret@h",
+            "mysql://h/app@secret",
+            "mysql://u:1?secret#x@h",
         ] {
             let message = MysqlConfig::parse(url, &Settings::default()).unwrap_err().message;
             assert!(

@@ -94,7 +94,7 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
         _ => Kind::Broken,
     };
     let text = causes(error);
-    let (known, message) = ERRORS.explain("", &text, &text);
+    let (known, message) = ERRORS.explain(None, &text, &text);
     (known.unwrap_or(kind), message)
 }
 
@@ -106,7 +106,7 @@ fn of_server(number: u16, message: &str) -> (Kind, String) {
     } else {
         message
     };
-    let (kind, message) = ERRORS.explain(&number.to_string(), message, format_args!("{message} [{number}]"));
+    let (kind, message) = ERRORS.explain(Some(&number.to_string()), message, format_args!("{message} [{number}]"));
     (kind.unwrap_or(Kind::Permanent), message)
 }
 

@@ -54,7 +54,7 @@ const ERRORS: Table<Kind> = Table {
 pub(super) fn kind_of(error: &Error) -> (Kind, String) {
     let Some(server) = error.as_db_error() else {
         let text = causes(error);
-        let (kind, message) = ERRORS.explain("", &text, &text);
+        let (kind, message) = ERRORS.explain(None, &text, &text);
         // Permanent: for example a missing password, or a server without TLS.
         let passes = error.is_closed() || io_error(error).is_some_and(is_passing_of_network);
         let otherwise = if passes { Kind::Broken } else { Kind::Permanent };
@@ -62,8 +62,8 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
     };
     let (code, text) = (server.code().code(), server.message());
     let (kind, message) = match server.hint() {
-        Some(hint) => ERRORS.explain(code, text, format_args!("{text} [{code}]; {hint}")),
-        None => ERRORS.explain(code, text, format_args!("{text} [{code}]")),
+        Some(hint) => ERRORS.explain(Some(code), text, format_args!("{text} [{code}]; {hint}")),
+        None => ERRORS.explain(Some(code), text, format_args!("{text} [{code}]")),
     };
     (kind.unwrap_or(Kind::Permanent), message)
 }
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn only_mistakes_in_the_configuration_are_permanent() {
-        let kind = |code: &str| ERRORS.explain(code, "", code).0.unwrap_or(Kind::Permanent);
+        let kind = |code: &str| ERRORS.explain(Some(code), "", code).0.unwrap_or(Kind::Permanent);
         for code in ["40001", "40P01"] {
             assert_eq!(kind(code), Kind::Conflict, "{code}");
         }

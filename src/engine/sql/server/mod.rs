@@ -3,7 +3,7 @@
 //!
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `sql/ledger/` decides what changes.
-//! - `waiters.rs`: the waiters of this process. `connection.rs`, `pool.rs`: the connections. `error.rs`: failures.
+//! - `waiters.rs`: the waiters of this process. `connection.rs`, `pool.rs`: the connections.
 //! - `products.rs`: servers that are other products.
 //!
 //! # Behavior

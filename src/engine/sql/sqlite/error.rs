@@ -18,7 +18,8 @@ const ERRORS: &[Row<Kind>] = rows! {
     "5 6 15" => Kind::Locked, ": other processes had it for the whole store timeout; find one that stopped inside a transaction";
     // FULL, NOMEM, and IOERR: also where a full disk, or a limit of the system, has no room for an index of the log or for a lock.
     "13 7 10" => Kind::Refused;
-    ": readonly" => Kind::Permanent, NEEDS_RIGHTS;
+    // READONLY.
+    "8" => Kind::Permanent, NEEDS_RIGHTS;
 };
 
 /// Returns what follows from an error of the driver for the file `path`, and its text.
