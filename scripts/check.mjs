@@ -1,4 +1,7 @@
 // `npm run check`, which CI runs: format, lints, types, layers, structure, words, docs, generated files, the package, and then every test.
+//
+//   node scripts/check.mjs --fast     Without the package, the docs of Rust, and the stores that need more than Redis: some minutes.
+//   node scripts/check.mjs --stores   Only the lints of each store alone.
 import { readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { checkLines } from './code-lines.mjs'
@@ -10,7 +13,7 @@ import { FEATURES, STORES } from './rust-tests.mjs'
 import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
-import { run, step } from './steps.mjs'
+import { printSteps, run, step } from './steps.mjs'
 import { checkMutants, checkStructure } from './structure.mjs'
 import { test } from './test.mjs'
 import { checkWords } from './words.mjs'
@@ -39,6 +42,8 @@ function mustBeEmpty(problems) {
   if (problems.length > 0) throw new Error(problems.join('\n'))
 }
 
+const isFast = process.argv.includes('--fast')
+
 // With the addon's target, so that lints and builds share the output of build scripts, above all SQLite.
 /** @param {string} features */
 const clippy = (features) => {
@@ -46,20 +51,18 @@ const clippy = (features) => {
   return must('cargo', ['clippy', '--quiet', '--target', hostTarget, ...selected, '--', '-D', 'warnings'])
 }
 
+if (process.argv.includes('--stores')) {
+  // The library and its tests with one store. Without the memory store the service's tests are omitted.
+  for (const store of STORES) await step(`lints, ${store} alone`, () => clippy(store))
+  printSteps()
+  process.exit()
+}
 installDependencies()
 // The type check reads the packages that the benchmarks import.
 installDependencies('bench')
 // Downloads run at the same time as cargo. The tests report a missing server.
-const fetching = Promise.allSettled([
-  locateRedis(),
-  locateMongod(),
-  locatePostgres(),
-  locatePgBouncer(),
-  locateMariadb(),
-  locateMysql(),
-  locateEtcd(),
-  locateZookeeper(),
-])
+const others = [locateMongod, locatePostgres, locatePgBouncer, locateMariadb, locateMysql, locateEtcd, locateZookeeper]
+const fetching = Promise.allSettled([locateRedis, ...(isFast ? [] : others)].map((locate) => locate()))
 await step('format', async () => {
   await must('cargo', ['fmt', '--check'])
   await tool(commandOf('prettier'), '--check', '--log-level', 'warn', '.')
@@ -84,28 +87,21 @@ await step('generated files are up to date', async () => {
   )
 })
 
-await step('package', async () => {
-  await tool(commandOf('publint'), '--strict')
-  await tool(
-    commandOf('@arethetypeswrong/cli', 'attw'),
-    '--pack',
-    '.',
-    '--entrypoints',
-    '.',
-    './testing',
-    '--no-definitely-typed',
+if (!isFast) {
+  await step('package', async () => {
+    await tool(commandOf('publint'), '--strict')
+    const entries = ['--pack', '.', '--entrypoints', '.', './testing']
+    await tool(commandOf('@arethetypeswrong/cli', 'attw'), ...entries, '--no-definitely-typed')
+  })
+  await step('lints, memory alone', () => clippy('memory'))
+  await step('documentation', () =>
+    must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], {
+      RUSTDOCFLAGS: '-D warnings',
+    }),
   )
-})
-
+}
 await step('lints, all stores', () => clippy(FEATURES))
-// The library and its tests with one store. Without the memory store the service's tests are omitted.
-for (const store of STORES) await step(`lints, ${store} alone`, () => clippy(store))
-await step('documentation', () =>
-  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], {
-    RUSTDOCFLAGS: '-D warnings',
-  }),
-)
 await step('fetch of the servers', () => fetching)
 
 // Last, so that the count is the last line of the output.
-if ((await test({ build: false })) > 0) process.exitCode = 1
+if ((await test({ build: false, stores: isFast ? ['memory', 'redis'] : STORES })) > 0) process.exitCode = 1

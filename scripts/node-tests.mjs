@@ -5,6 +5,7 @@ import { run } from 'node:test'
 import { spec } from 'node:test/reporters'
 import { fileURLToPath } from 'node:url'
 import { inspect } from 'node:util'
+import { STORES } from './rust-tests.mjs'
 import { step } from './steps.mjs'
 
 const folder = fileURLToPath(new URL('../__test__', import.meta.url))
@@ -69,9 +70,10 @@ export async function runTests(files, concurrency) {
   return results
 }
 
-/** Runs all specs. Resolves to the counts of each part. */
-export async function nodeTests() {
-  const specs = readdirSync(folder).filter((name) => name.endsWith('.spec.mjs'))
+/** Runs all specs; with fewer stores than all, those that have the name of one. Resolves to the counts of each part. */
+export async function nodeTests(stores = STORES) {
+  const isOfStore = (/** @type {string} */ name) => stores === STORES || stores.includes(name.replace('.spec.mjs', ''))
+  const specs = readdirSync(folder).filter((name) => name.endsWith('.spec.mjs') && isOfStore(name))
   // Specs that are not listed have the largest rank.
   /** @param {string} name */
   const rank = (name) => LONG.indexOf(name.replace('.spec.mjs', '')) >>> 0

@@ -26,11 +26,19 @@ export const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysq
 /** The features of the Rust tests: every store, and the boundary to JavaScript. */
 export const FEATURES = [...STORES, 'node'].join()
 
-/** Builds and runs all Rust tests. The environment is that of this process. Resolves to the counts of each part. */
-export async function rustTests() {
+/** Builds and runs the Rust tests of these stores. The environment is that of this process. Resolves to the counts of each part. */
+export async function rustTests(stores = STORES) {
   // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
   // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
-  const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', FEATURES]
+  const args = [
+    'test',
+    '--lib',
+    '--target',
+    hostTarget,
+    '--no-default-features',
+    '--features',
+    [...stores, 'node'].join(),
+  ]
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return [{ passed: 0, failed: 1, skipped: [], failures: ['the Rust tests do not build'] }]
   // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.

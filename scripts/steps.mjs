@@ -1,6 +1,7 @@
 // Runs the named steps of a long command and the programs in them, and prints a table of their durations.
 import { spawn } from 'node:child_process'
-import { readFileSync } from 'node:fs'
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
 
@@ -40,17 +41,21 @@ export async function step(name, work) {
   return result
 }
 
-/** Prints the steps so far: seconds, and CPU seconds of the processes that they started. */
+/** Prints the steps so far, also to `target/steps.txt`: seconds, and CPU seconds of the processes that they started. */
 export function printSteps() {
   const total = { name: 'total', seconds: 0, cpuSeconds: 0 }
   for (const { seconds, cpuSeconds } of steps) {
     total.seconds += seconds
     total.cpuSeconds += cpuSeconds ?? 0
   }
-  console.log('\n        s    CPU s  step')
-  for (const { name, seconds, cpuSeconds } of [...steps, total]) {
-    console.log(`${seconds.toFixed(1).padStart(9)}${(cpuSeconds?.toFixed(1) ?? '-').padStart(9)}  ${name}`)
-  }
+  const rows = [...steps, total].map(
+    ({ name, seconds, cpuSeconds }) =>
+      `${seconds.toFixed(1).padStart(9)}${(cpuSeconds?.toFixed(1) ?? '-').padStart(9)}  ${name}`,
+  )
+  const table = ['        s    CPU s  step', ...rows].join('\n')
+  mkdirSync(join(root, 'target'), { recursive: true })
+  writeFileSync(join(root, 'target/steps.txt'), `${table}\n`)
+  console.log(`\n${table}`)
 }
 
 /**

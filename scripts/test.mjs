@@ -2,15 +2,18 @@
 // prints a count at the end.
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { nodeTests } from './node-tests.mjs'
-import { rustTests } from './rust-tests.mjs'
+import { rustTests, STORES } from './rust-tests.mjs'
 import { testServers } from './servers.mjs'
 import { installDependencies, serversDir } from './setup.mjs'
 import { printSteps, run, step } from './steps.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 
-/** Runs all tests. Resolves to the number of failures. The count is the last line of the output. */
-export async function test({ build = true } = {}) {
+/**
+ * Runs all tests; with fewer stores than all, the Rust tests with these stores, and the specs that have the name of one. Resolves to the
+ * number of failures. The count is the last line of the output.
+ */
+export async function test({ build = true, stores = STORES } = {}) {
   process.chdir(root)
   // For the servers of this process and of the test processes.
   process.env.HOLDFAST_SERVERS_DIR ||= serversDir()
@@ -26,7 +29,7 @@ export async function test({ build = true } = {}) {
   // The Rust and the Node tests are processes that inherit this environment.
   Object.assign(process.env, servers.env)
   try {
-    const results = [...(await rustTests()), ...(await nodeTests())]
+    const results = [...(await rustTests(stores)), ...(await nodeTests(stores))]
     const skipped = results.flatMap((result) => result.skipped)
     /** @param {'passed' | 'failed'} field */
     const total = (field) => results.reduce((count, result) => count + result[field], 0)
