@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use self::state::State;
-use super::decide::{Decision, decide, waiter_liveness};
+use super::core::ledger::decide::{Decision, decide, waiter_liveness};
 use super::{Acquired, Engine, MovableClock, Released, Renewed, Result, Subscription};
 use crate::clock::Moment;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Process, Ttl};

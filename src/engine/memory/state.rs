@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 
 use crate::clock::Moment;
-use crate::engine::decide::{HeldLease, NameState, Snapshot};
+use crate::engine::core::ledger::decide::{HeldLease, NameState, Snapshot};
 use crate::engine::{EXPIRED_POSITION_KEPT, Released};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
-use crate::engine::sql::ledger::{self, Changes, Entered, Ledger, Position, StoredName, Waiter};
+use crate::engine::core::ledger::{self, Changes, Entered, Ledger, Position, StoredName, Waiter};
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};

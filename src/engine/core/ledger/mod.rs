@@ -11,6 +11,7 @@
 //! enters again with its ticket ([`Ledger::remember`]).
 
 mod changes;
+pub(in crate::engine) mod decide;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -18,16 +19,16 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-pub(super) use self::changes::{Changes, Content, Entered, Notification};
+pub(in crate::engine) use self::changes::{Changes, Content, Entered, Notification};
+use self::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
 use self::rows::Change;
-pub(super) use self::rows::{Position, RESERVED, Row, Waiter};
-use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
+pub(in crate::engine) use self::rows::{Position, RESERVED, Row, Waiter};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// A name as it is stored: the prefix and the name.
-pub(super) type StoredName = Vec<u8>;
+pub(in crate::engine) type StoredName = Vec<u8>;
 
 /// The longest time for which a released name is kept: some 200 years.
 const MAX_KEEP_US: i64 = 200 * 366 * 86_400 * 1_000_000;
@@ -37,7 +38,7 @@ const NEW: u64 = 1 << 63;
 
 /// The rows and positions of a transaction.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(in crate::engine) struct Ledger {
     now_us: i64,
     rows: BTreeMap<StoredName, Row>,
     /// Of each name the first live ones, more than there are calls, and those of the calls' owners.
@@ -52,7 +53,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Creates the ledger from what was read. `positions`: in any order.
-    pub(super) fn new(now_us: i64, rows: BTreeMap<StoredName, Row>, mut positions: Vec<Position>) -> Self {
+    pub(in crate::engine) fn new(now_us: i64, rows: BTreeMap<StoredName, Row>, mut positions: Vec<Position>) -> Self {
         positions.sort_unstable_by_key(|position| position.order);
         Ledger {
             now_us,
@@ -65,22 +66,22 @@ impl Ledger {
     }
 
     /// Returns the time of the transaction.
-    pub(super) fn now_us(&self) -> i64 {
+    pub(in crate::engine) fn now_us(&self) -> i64 {
         self.now_us
     }
 
     /// Marks names whose positions [`Ledger::finish`] counts again.
-    pub(super) fn recount(&mut self, names: &[StoredName]) {
+    pub(in crate::engine) fn recount(&mut self, names: &[StoredName]) {
         self.recounted.extend_from_slice(names);
     }
 
     /// Records the ticket that a waiter had, so that it keeps its position after a missed hand-off. Called before the attempt.
-    pub(super) fn remember(&mut self, owner: &OwnerToken, ticket: u64) {
+    pub(in crate::engine) fn remember(&mut self, owner: &OwnerToken, ticket: u64) {
         self.tickets.insert(owner.as_str().to_owned(), ticket);
     }
 
     /// Makes an attempt. `names`: those of the claim, as they are stored.
-    pub(super) fn attempt(&mut self, claim: &Claim, names: &[StoredName]) -> Acquired {
+    pub(in crate::engine) fn attempt(&mut self, claim: &Claim, names: &[StoredName]) -> Acquired {
         let liveness = claim.waiting.then(|| waiter_liveness(claim.ttl));
         match decide(&self.snapshot(claim, names), liveness) {
             Decision::Grant { fence } => {
@@ -123,7 +124,7 @@ impl Ledger {
     }
 
     /// Extends the lease on every name if `claim` holds all of them.
-    pub(super) fn renew(&mut self, claim: &Claim, names: &[StoredName], ttl: Ttl) -> Renewed {
+    pub(in crate::engine) fn renew(&mut self, claim: &Claim, names: &[StoredName], ttl: Ttl) -> Renewed {
         if !self.holds_all(names, &[&claim.owner]) {
             return Renewed::Lost;
         }
@@ -132,7 +133,7 @@ impl Ledger {
     }
 
     /// Makes `to` the owner of every name if it or `claim` holds each of them.
-    pub(super) fn transfer(&mut self, claim: &Claim, names: &[StoredName], to: &OwnerToken) -> Renewed {
+    pub(in crate::engine) fn transfer(&mut self, claim: &Claim, names: &[StoredName], to: &OwnerToken) -> Renewed {
         if !self.holds_all(names, &[&claim.owner, to]) {
             return Renewed::Lost;
         }
@@ -146,7 +147,7 @@ impl Ledger {
     }
 
     /// Releases the names that `claim` holds, and removes its position.
-    pub(super) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
+    pub(in crate::engine) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
         let held = self.release_names(&claim.owner, names, keep);
         self.remove_position(claim.owner.as_str());
         if held == names.len() {
@@ -157,7 +158,7 @@ impl Ledger {
     }
 
     /// Releases a name of any owner. One that is only reserved for a waiter stays reserved.
-    pub(super) fn force_release(&mut self, name: &StoredName) -> bool {
+    pub(in crate::engine) fn force_release(&mut self, name: &StoredName) -> bool {
         let now_us = self.now_us;
         let is_held = |row: &&mut Row| row.is_live(now_us) && !row.is_reserved();
         let Some(row) = self.rows.get_mut(name).filter(is_held) else {
@@ -168,13 +169,13 @@ impl Ledger {
     }
 
     /// Returns the time until a name may be free. `None`: it is free.
-    pub(super) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
+    pub(in crate::engine) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
         let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
         lease.map(|row| span(row.expires_us - self.now_us))
     }
 
     /// Hands off each free name, and returns what the transaction writes.
-    pub(super) fn finish(&mut self) -> Changes {
+    pub(in crate::engine) fn finish(&mut self) -> Changes {
         let mut changes = Changes::default();
         let names: Vec<StoredName> = self.rows.keys().cloned().collect();
         for name in &names {

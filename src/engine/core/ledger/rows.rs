@@ -6,11 +6,11 @@ use super::{Content, Notification, StoredName};
 use crate::model::{OwnerToken, Process};
 
 /// Suffix of the owner of a reserved name. No owner token ends with it.
-pub(in crate::engine::sql) const RESERVED: &str = "-next";
+pub(in crate::engine) const RESERVED: &str = "-next";
 
 /// The row of a name.
 #[derive(Debug, Clone, Default)]
-pub(in crate::engine::sql) struct Row {
+pub(in crate::engine) struct Row {
     /// `None`: the name is free.
     pub owner: Option<String>,
     pub expires_us: i64,
@@ -26,7 +26,7 @@ pub(in crate::engine::sql) struct Row {
 
 impl Row {
     /// Creates the row as it was read.
-    pub(in crate::engine::sql) fn read(owner: Option<String>, expires_us: i64, fence: i64) -> Self {
+    pub(in crate::engine) fn read(owner: Option<String>, expires_us: i64, fence: i64) -> Self {
         Row {
             owner,
             expires_us,
@@ -65,7 +65,7 @@ impl Row {
 
 /// A position in the queue of a name.
 #[derive(Debug, Clone)]
-pub(in crate::engine::sql) struct Position {
+pub(in crate::engine) struct Position {
     /// The order in the queue. Positions without a ticket come after all others.
     pub order: u64,
     pub name: StoredName,
@@ -79,7 +79,7 @@ pub(in crate::engine::sql) struct Position {
 
 /// What a hand-off has to know of a waiter.
 #[derive(Debug, Clone)]
-pub(in crate::engine::sql) struct Waiter {
+pub(in crate::engine) struct Waiter {
     /// The engine in the queues. `None`: this one.
     pub engine: Option<String>,
     /// The holder after a hand-off. `None`: a hand-off reserves the name, and the waiter makes an attempt.
@@ -97,7 +97,7 @@ pub(super) enum Change {
 
 impl Position {
     /// Creates the position as it was read.
-    pub(in crate::engine::sql) fn read(
+    pub(in crate::engine) fn read(
         ticket: i64,
         name: StoredName,
         owner: String,
