@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Row, StoredName, Waiter};
+use super::{Position, Row, StoredName};
 use crate::engine::hand_off::GrantTimes;
 use crate::model::{Fence, OwnerToken};
 
@@ -13,7 +13,8 @@ pub(in crate::engine) struct Changes {
     pub rows: Vec<(StoredName, Row)>,
     /// The owners whose positions are removed.
     pub left: Vec<String>,
-    pub entered: Vec<Entered>,
+    /// The positions that are written, in their order.
+    pub entered: Vec<Position>,
     pub notifications: Vec<Notification>,
 }
 
@@ -45,15 +46,4 @@ pub(in crate::engine) enum Content {
     FreeAfter(Duration),
     /// The waiter is the holder.
     Granted(Fence, GrantTimes),
-}
-
-/// A position that is written.
-#[derive(Debug)]
-pub(in crate::engine) struct Entered {
-    pub owner: String,
-    pub name: StoredName,
-    pub alive_until_us: i64,
-    pub waiter: Waiter,
-    /// The ticket from before a missed hand-off. `None`: the position is still in the table, or gets a new ticket.
-    pub ticket: Option<i64>,
 }

@@ -17,8 +17,8 @@ pub(in crate::engine) struct Row {
     pub fence: i64,
     /// The process of a new holder.
     pub holder: Option<Arc<Process>>,
-    /// Whether a grant changes the metadata and the time of the grant, too.
-    pub is_granted: bool,
+    /// The time of a new grant, which changes the metadata, too.
+    pub granted_us: Option<i64>,
     pub metadata: Option<Arc<str>>,
     /// Whether the row is written.
     pub(super) is_changed: bool,
@@ -35,7 +35,7 @@ impl Row {
         }
     }
 
-    pub(super) fn is_live(&self, now_us: i64) -> bool {
+    pub(in crate::engine) fn is_live(&self, now_us: i64) -> bool {
         self.owner.is_some() && self.expires_us > now_us
     }
 
@@ -44,7 +44,7 @@ impl Row {
     }
 
     /// Whether the name is reserved for any waiter.
-    pub(super) fn is_reserved(&self) -> bool {
+    pub(in crate::engine) fn is_reserved(&self) -> bool {
         self.owner.as_deref().is_some_and(|owner| owner.ends_with(RESERVED))
     }
 
@@ -74,7 +74,6 @@ pub(in crate::engine) struct Position {
     pub waiter: Waiter,
     /// Whether it is written with its order as the ticket.
     pub(super) keeps_ticket: bool,
-    pub(super) change: Change,
 }
 
 /// What a hand-off has to know of a waiter.
@@ -86,13 +85,6 @@ pub(in crate::engine) struct Waiter {
     pub holder: Option<Arc<Process>>,
     /// How long a hand-off lasts, in milliseconds.
     pub hold_ms: i32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
-    None,
-    Entered,
-    Left,
 }
 
 impl Position {
@@ -111,8 +103,12 @@ impl Position {
             alive_until_us,
             waiter,
             keeps_ticket: false,
-            change: Change::None,
         }
+    }
+
+    /// Returns the ticket from before a missed hand-off. `None`: the position is still in the table, or gets a new ticket.
+    pub(in crate::engine) fn kept_ticket(&self) -> Option<i64> {
+        self.keeps_ticket.then_some(self.order as i64)
     }
 
     pub(super) fn notification(&self, content: Content) -> Notification {
@@ -124,6 +120,6 @@ impl Position {
     }
 
     pub(super) fn is_alive(&self, now_us: i64) -> bool {
-        self.change != Change::Left && self.alive_until_us > now_us
+        self.alive_until_us > now_us
     }
 }
