@@ -18,9 +18,9 @@ mod attempt_queue;
 pub mod config;
 #[cfg(test)]
 pub(crate) mod contract;
-mod credentials;
 #[cfg(any(feature = "memory", feature = "mysql", feature = "postgres", feature = "sqlite"))]
-mod decide;
+mod core;
+mod credentials;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod ends;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
@@ -37,7 +37,10 @@ mod entries;
 mod errors;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
+#[cfg_attr(
+    not(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis")),
+    allow(dead_code, reason = "not every store uses it")
+)]
 mod hand_off;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod local_waiters;

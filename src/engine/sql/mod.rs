@@ -3,8 +3,7 @@
 //! - `calls.rs`, `jobs.rs`: the calls of an engine, as jobs in the queue of its connection. `dropped_calls.rs`: silent connections. `page.rs`: the pages of a list.
 //!   `failure.rs`: their failures.
 //! - `config.rs`, `sqlite/`: the embedded store. `udp_wakeup.rs`: wakes its waiters, by datagrams on the loopback interface.
-//! - `server/`: the engine of SQL servers. `ledger/`: the rows that its transactions lock, and what calls change in them. `postgres/`,
-//!   `mysql/`: the dialects.
+//! - `server/`: the engine of SQL servers. `postgres/`, `mysql/`: the dialects.
 //! - `tables.rs`: the names of tables.
 
 mod calls;
@@ -13,8 +12,6 @@ mod config;
 mod dropped_calls;
 mod failure;
 mod jobs;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
-mod ledger;
 #[cfg(feature = "mysql")]
 pub(super) mod mysql;
 mod page;

@@ -6,8 +6,8 @@ use super::packet::{Bytes, CLOCK, Packet, Row, joined, list, rows};
 use super::session::MysqlSession;
 use super::tables::Tables;
 use super::transaction::UNION;
+use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::failure::Kind;
-use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{

@@ -19,12 +19,12 @@ pub use self::config::MysqlConfig;
 use self::session::{MysqlServer, MysqlSession};
 use super::Page;
 use super::jobs::{BATCH, Limit};
-use super::ledger::{Changes, Ledger, StoredName};
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
 use super::server::{FOR_CALLS, Outcome, Server, ServerEngine, Session};
+use crate::engine::core::ledger::{Changes, Ledger, StoredName};
 use crate::engine::{Result, Warnings};
 use crate::model::OwnerToken;
 

@@ -11,8 +11,8 @@ use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
+use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::Page;
-use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Attempt, Granted, Lease, PageRead, micros};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
-use crate::engine::sql::ledger::{self, Changes, Entered, Ledger, Position, StoredName, Waiter};
+use crate::engine::core::ledger::{self, Changes, Ledger, Position, StoredName, Waiter};
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
@@ -245,11 +245,11 @@ fn enter(
     if new.is_empty() {
         return None;
     }
-    let values = |entered: &&Entered| {
+    let values = |entered: &&Position| {
         let holder = entered.waiter.holder.as_deref();
         format!(
             "({}, {}, {}, {}, {}, {}, {}, {})",
-            Nullable(entered.ticket),
+            Nullable(entered.kept_ticket()),
             Bytes(&entered.owner),
             Bytes(&entered.name),
             entered.alive_until_us,
@@ -260,7 +260,7 @@ fn enter(
         )
     };
     // Those that enter again first: their tickets are smaller. Another waiter has the ticket of one only if the tables are new.
-    let (again, first): (Vec<_>, Vec<_>) = new.iter().partition(|entered| entered.ticket.is_some());
+    let (again, first): (Vec<_>, Vec<_>) = new.iter().partition(|entered| entered.kept_ticket().is_some());
     for (entered, when_taken) in [(again, "ON DUPLICATE KEY UPDATE ticket = ticket"), (first, "")] {
         let values = list(entered.into_iter().map(values));
         if !values.is_empty() {
@@ -295,7 +295,7 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
     };
     let values = changes.rows.iter().map(|(name, row)| {
         // Without `since`, the metadata is kept.
-        let is_new = row.is_granted || row.owner.is_none();
+        let is_new = row.granted_us.is_some() || row.owner.is_none();
         let holder = row.holder.as_deref();
         format!(
             "({name}, {}, {}, {}, (SELECT COUNT(*) FROM {waiters} WHERE name = {name}), {}, {}, {}, {})",

@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use super::session::{PostgresServer, PostgresSession, Values};
 use super::statements::Sql;
+use crate::engine::core::ledger::{Content, Notification};
 use crate::engine::hand_off::GrantTimes;
-use crate::engine::sql::ledger::{Content, Notification};
 use crate::engine::sql::server::connection::{TEST_TIMEOUT, connected};
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};

@@ -10,10 +10,10 @@ use tokio_postgres::Row;
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
 use crate::engine::RESERVATION;
+use crate::engine::core::ledger::{Content, Notification, StoredName};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::Page;
 use crate::engine::sql::failure::Kind;
-use crate::engine::sql::ledger::{Content, Notification, StoredName};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{
     Attempt, Granted, Lease, PageRead, ReleaseAnswer, ReleasedNames, RenewedOwners, SingleChanges, micros,

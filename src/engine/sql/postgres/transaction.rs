@@ -11,8 +11,8 @@ use super::listener::text_of;
 use super::session::{PostgresSession, Values};
 use super::single::storable;
 use super::statements::Sql;
+use crate::engine::core::ledger::{self, Changes, Ledger, Notification, Position, StoredName, Waiter};
 use crate::engine::sql::failure::Failure;
-use crate::engine::sql::ledger::{self, Changes, Ledger, Notification, Position, StoredName, Waiter};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
@@ -140,7 +140,7 @@ async fn enter(session: &PostgresSession, process: &str, changes: &Changes) -> O
     let holder = || entered().map(|one| one.waiter.holder.as_deref());
     let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
     let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
-    let tickets: Vec<Option<i64>> = entered().map(|one| one.ticket).collect();
+    let tickets: Vec<Option<i64>> = entered().map(Position::kept_ticket).collect();
     let values: &Values<'_> = &[&owners, &names, &ends, &holds, &hosts, &pids, &tickets, &process];
     session.query(Sql::Enter, values).await
 }
@@ -152,7 +152,7 @@ async fn update(session: &PostgresSession, names: &[&[u8]], changes: &Changes) -
     let owners: Vec<Option<&str>> = rows().map(|row| row.owner.as_deref()).collect();
     let ends: Vec<i64> = rows().map(|row| row.expires_us).collect();
     let fences: Vec<i64> = rows().map(|row| row.fence).collect();
-    let grants: Vec<bool> = rows().map(|row| row.is_granted).collect();
+    let grants: Vec<bool> = rows().map(|row| row.granted_us.is_some()).collect();
     let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
     let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
     let metadata: Vec<Option<Cow<'_, str>>> = rows().map(|row| storable(session, row.metadata.as_deref())).collect();

@@ -2,7 +2,7 @@
 //! statements.
 //!
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
-//! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `sql/ledger/` decides what changes.
+//! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `core/ledger/` decides what changes.
 //! - `waiters.rs`: the waiters of this process. `connection.rs`, `pool.rs`: the connections.
 //! - `products.rs`: servers that are other products.
 //!
@@ -31,7 +31,7 @@ use self::worker::{LockedNames, Worker};
 use super::Page;
 use super::calls::Calls;
 use super::jobs::{self, Limit};
-use super::ledger::{Changes, Ledger, StoredName};
+use crate::engine::core::ledger::{Changes, Ledger, StoredName};
 use crate::engine::sql::failure::Failure;
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};

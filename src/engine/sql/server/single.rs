@@ -25,9 +25,9 @@ use super::upkeep::SWEEP_INTERVAL;
 use super::waiters::Waiters;
 use super::worker::LockedNames;
 use crate::clock::Moment;
+use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
-use crate::engine::sql::ledger::StoredName;
 use crate::event_loop::{Task, unless_it_panics};
 use crate::model::{Claim, Key, OwnerToken};
 

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use super::Outcome;
 use super::transaction::Prefix;
 use super::waiters::Effects;
+use crate::engine::core::ledger::{Notification, StoredName};
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::{Notification, StoredName};
 use crate::engine::{Acquired, Released, Renewed};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 

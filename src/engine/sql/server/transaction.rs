@@ -1,7 +1,7 @@
 //! The transactions: what they read, what the calls in them change, and what they write.
 //!
 //! A transaction is two packets. The first one locks the rows of all names in their order, and reads them and their queues. The calls
-//! are then made in `sql/ledger/`, and the second packet writes the result.
+//! are then made in `core/ledger/`, and the second packet writes the result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use super::waiters::{Effects, InQueue, Waiters};
 use super::{Outcome, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
+use crate::engine::core::ledger::{Notification, Row, StoredName};
 use crate::engine::sql::failure::Kind;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::{Notification, Row, StoredName};
 use crate::model::{Claim, Key};
 
 /// The names and owners of the calls of a transaction.

@@ -10,8 +10,8 @@ use super::single::Shared;
 use super::transaction::CheckedNames;
 use super::waiters::CheckedLease;
 use crate::clock::Moment;
+use crate::engine::core::ledger::StoredName;
 use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
-use crate::engine::sql::ledger::StoredName;
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
 use crate::model::{Key, OwnerToken};
 

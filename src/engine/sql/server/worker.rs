@@ -22,9 +22,9 @@ use super::pool::Pool;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use super::{BRIEF_LOCK_WAIT, Outcome};
+use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::jobs::{Job, Receiver};
-use crate::engine::sql::ledger::StoredName;
 use crate::event_loop::unless_it_panics;
 use crate::model::Key;
 

@@ -9,7 +9,7 @@ use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::statements::{Answers, Statements, Transaction};
-use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
+use crate::engine::core::ledger::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
 use crate::engine::sql::Page;
 use crate::engine::sql::udp_wakeup::{Address, UdpWakeup};
 use crate::engine::{Acquired, EXPIRED_POSITION_KEPT, Released, Renewed};

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::*;
-use crate::engine::sql::ledger::StoredName;
+use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::mysql::packet::rows;
 use crate::engine::sql::server::single_calls::{Attempt, Granted, SingleChanges};
 use crate::model::Ttl;

@@ -1,16 +1,21 @@
-//! What a transaction has read of the names that it locked, what the calls in it change there, and what it then writes.
+//! The rules of the lock: what a transaction has read of the names that it locked, what the calls in it change there, and what it then
+//! writes.
 //!
-//! An engine locks the rows of all names of a batch, reads them and the front of their queues, and makes the calls here, one after
-//! the other, without the store. [`Ledger::finish`] returns the rows to write. `decide.rs` has the rules of an attempt. Times are
-//! microseconds since 1970 by the store's clock.
+//! An SQL engine locks the rows of all names of a batch, reads them and the front of their queues, and makes the calls here, one after
+//! the other, without the store. [`Ledger::finish`] returns the rows to write. `memory:` keeps one ledger with all rows and positions.
+//! `decide.rs` has the rules of an attempt. Times are microseconds since 1970 by the store's clock.
 //!
 //! # Hand-off
 //! At the end of a transaction a free name goes to its first live waiter, whose position is removed. A waiter of one name without
 //! metadata becomes the holder, until its process counts as dead, or for its ttl if that is shorter. For another one the name is
 //! reserved for as long: its row has the owner `<token>-next`, and the waiter makes an attempt. A waiter that missed its hand-off
 //! enters again with its ticket ([`Ledger::remember`]).
+//!
+//! A store without hand-offs (`memory:`) only notifies that waiter, which keeps its position until its attempt.
 
 mod changes;
+pub(in crate::engine) mod decide;
+mod queues;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -18,30 +23,33 @@ mod tests;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-pub(super) use self::changes::{Changes, Content, Entered, Notification};
-use self::rows::Change;
-pub(super) use self::rows::{Position, RESERVED, Row, Waiter};
-use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
+pub(in crate::engine) use self::changes::{Changes, Content, Notification};
+use self::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
+use self::queues::Queues;
+pub(in crate::engine) use self::rows::{Position, RESERVED, Row, Waiter};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// A name as it is stored: the prefix and the name.
-pub(super) type StoredName = Vec<u8>;
+pub(in crate::engine) type StoredName = Vec<u8>;
 
 /// The longest time for which a released name is kept: some 200 years.
 const MAX_KEEP_US: i64 = 200 * 366 * 86_400 * 1_000_000;
 
-/// The first order of positions that have no ticket yet.
-const NEW: u64 = 1 << 63;
-
-/// The rows and positions of a transaction.
-#[derive(Debug)]
-pub(super) struct Ledger {
+/// The rows and positions of a transaction, or of a whole store. The default is empty, and of a store without hand-offs.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Ledger {
     now_us: i64,
-    rows: BTreeMap<StoredName, Row>,
-    /// Of each name the first live ones, more than there are calls, and those of the calls' owners.
-    positions: Vec<Position>,
+    /// Whether a free name is handed off to its first waiter. If not, the waiter is only notified.
+    hands_off: bool,
+    /// Every later token is larger.
+    pub last_fence: i64,
+    pub rows: BTreeMap<StoredName, Row>,
+    /// In a transaction, of each name the first live positions, more than there are calls, and those of the calls' owners.
+    pub queues: Queues,
+    /// The names of the calls.
+    concerned: Vec<StoredName>,
     /// The tickets of owners, which may have no position any more.
     tickets: HashMap<String, u64>,
     /// Names whose first waiter is notified, because the current lease may end earlier.
@@ -52,35 +60,40 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Creates the ledger from what was read. `positions`: in any order.
-    pub(super) fn new(now_us: i64, rows: BTreeMap<StoredName, Row>, mut positions: Vec<Position>) -> Self {
-        positions.sort_unstable_by_key(|position| position.order);
+    pub(in crate::engine) fn new(now_us: i64, rows: BTreeMap<StoredName, Row>, positions: Vec<Position>) -> Self {
         Ledger {
             now_us,
+            hands_off: true,
+            concerned: rows.keys().cloned().collect(),
             rows,
-            positions,
-            tickets: HashMap::new(),
-            shortened: Vec::new(),
-            recounted: Vec::new(),
+            queues: positions.into_iter().collect(),
+            ..Ledger::default()
         }
     }
 
-    /// Returns the time of the transaction.
-    pub(super) fn now_us(&self) -> i64 {
+    /// Begins a call on names of a whole store.
+    pub(in crate::engine) fn begin(&mut self, now_us: i64, names: &[StoredName]) {
+        self.now_us = now_us;
+        self.concerned.extend_from_slice(names);
+    }
+
+    /// Returns the time of the transaction, or of the last call.
+    pub(in crate::engine) fn now_us(&self) -> i64 {
         self.now_us
     }
 
     /// Marks names whose positions [`Ledger::finish`] counts again.
-    pub(super) fn recount(&mut self, names: &[StoredName]) {
+    pub(in crate::engine) fn recount(&mut self, names: &[StoredName]) {
         self.recounted.extend_from_slice(names);
     }
 
     /// Records the ticket that a waiter had, so that it keeps its position after a missed hand-off. Called before the attempt.
-    pub(super) fn remember(&mut self, owner: &OwnerToken, ticket: u64) {
+    pub(in crate::engine) fn remember(&mut self, owner: &OwnerToken, ticket: u64) {
         self.tickets.insert(owner.as_str().to_owned(), ticket);
     }
 
     /// Makes an attempt. `names`: those of the claim, as they are stored.
-    pub(super) fn attempt(&mut self, claim: &Claim, names: &[StoredName]) -> Acquired {
+    pub(in crate::engine) fn attempt(&mut self, claim: &Claim, names: &[StoredName]) -> Acquired {
         let liveness = claim.waiting.then(|| waiter_liveness(claim.ttl));
         match decide(&self.snapshot(claim, names), liveness) {
             Decision::Grant { fence } => {
@@ -92,17 +105,17 @@ impl Ledger {
                         expires_us,
                         fence: fence.0 as i64,
                         holder: Some(claim.process.clone()),
-                        is_granted: true,
+                        granted_us: Some(self.now_us),
                         metadata: claim.metadata.clone(),
                         is_changed: true,
                     };
                 }
-                self.remove_position(claim.owner.as_str());
+                self.leave(claim.owner.as_str());
                 Acquired::Granted { fence }
             }
             Decision::AlreadyHeld { fence } => {
                 self.extend(names, claim.ttl);
-                self.remove_position(claim.owner.as_str());
+                self.leave(claim.owner.as_str());
                 Acquired::Granted { fence }
             }
             Decision::Busy { index, retry_after, .. } => {
@@ -123,7 +136,7 @@ impl Ledger {
     }
 
     /// Extends the lease on every name if `claim` holds all of them.
-    pub(super) fn renew(&mut self, claim: &Claim, names: &[StoredName], ttl: Ttl) -> Renewed {
+    pub(in crate::engine) fn renew(&mut self, claim: &Claim, names: &[StoredName], ttl: Ttl) -> Renewed {
         if !self.holds_all(names, &[&claim.owner]) {
             return Renewed::Lost;
         }
@@ -132,7 +145,7 @@ impl Ledger {
     }
 
     /// Makes `to` the owner of every name if it or `claim` holds each of them.
-    pub(super) fn transfer(&mut self, claim: &Claim, names: &[StoredName], to: &OwnerToken) -> Renewed {
+    pub(in crate::engine) fn transfer(&mut self, claim: &Claim, names: &[StoredName], to: &OwnerToken) -> Renewed {
         if !self.holds_all(names, &[&claim.owner, to]) {
             return Renewed::Lost;
         }
@@ -146,9 +159,9 @@ impl Ledger {
     }
 
     /// Releases the names that `claim` holds, and removes its position.
-    pub(super) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
+    pub(in crate::engine) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
         let held = self.release_names(&claim.owner, names, keep);
-        self.remove_position(claim.owner.as_str());
+        self.leave(claim.owner.as_str());
         if held == names.len() {
             Released::Freed
         } else {
@@ -157,7 +170,7 @@ impl Ledger {
     }
 
     /// Releases a name of any owner. One that is only reserved for a waiter stays reserved.
-    pub(super) fn force_release(&mut self, name: &StoredName) -> bool {
+    pub(in crate::engine) fn force_release(&mut self, name: &StoredName) -> bool {
         let now_us = self.now_us;
         let is_held = |row: &&mut Row| row.is_live(now_us) && !row.is_reserved();
         let Some(row) = self.rows.get_mut(name).filter(is_held) else {
@@ -168,52 +181,47 @@ impl Ledger {
     }
 
     /// Returns the time until a name may be free. `None`: it is free.
-    pub(super) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
+    pub(in crate::engine) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
         let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
         lease.map(|row| span(row.expires_us - self.now_us))
     }
 
     /// Hands off each free name, and returns what the transaction writes.
-    pub(super) fn finish(&mut self) -> Changes {
+    pub(in crate::engine) fn finish(&mut self) -> Changes {
         let mut changes = Changes::default();
-        let names: Vec<StoredName> = self.rows.keys().cloned().collect();
-        for name in &names {
+        let concerned = std::mem::take(&mut self.concerned);
+        let shortened = std::mem::take(&mut self.shortened);
+        for name in &concerned {
             if self.busy_for(name).is_none() {
                 self.hand_off(name, &mut changes.notifications);
-            } else if self.shortened.contains(name)
+            } else if shortened.contains(name)
                 && let Some(first) = self.live(name).next()
             {
                 changes.notifications.push(first.notification(Content::MayBeFree));
             }
         }
-        let mut recounted = std::mem::take(&mut self.recounted);
-        for position in std::mem::take(&mut self.positions) {
-            match position.change {
-                Change::None => continue,
-                Change::Left => changes.left.push(position.owner),
-                Change::Entered => changes.entered.push(Entered {
-                    owner: position.owner,
-                    name: position.name.clone(),
-                    alive_until_us: position.alive_until_us,
-                    ticket: position.keeps_ticket.then_some(position.order as i64),
-                    waiter: position.waiter,
-                }),
+        (changes.entered, changes.left) = self.queues.take_changes();
+        let recounted = std::mem::take(&mut self.recounted);
+        for name in concerned {
+            let Some(row) = self.rows.get_mut(&name) else { continue };
+            if std::mem::take(&mut row.is_changed) || recounted.contains(&name) {
+                changes.rows.push((name, row.clone()));
             }
-            recounted.push(position.name);
         }
-        let written = |(name, row): &(&StoredName, &Row)| row.is_changed || recounted.contains(name);
-        let rows = self.rows.iter().filter(written);
-        changes.rows = rows.map(|(name, row)| (name.clone(), row.clone())).collect();
         changes
     }
 
-    /// Hands a free name off to its first live waiter.
+    /// Hands a free name off to its first live waiter, or notifies it.
     fn hand_off(&mut self, name: &StoredName, notifications: &mut Vec<Notification>) {
         let mut live = self.live(name).cloned();
         let (Some(first), next) = (live.next(), live.next()) else {
             return;
         };
         drop(live);
+        if !self.hands_off {
+            notifications.push(first.notification(Content::MayBeFree));
+            return;
+        }
         let Some(row) = self.rows.get_mut(name) else { return };
         // The hand-off ends with the liveness of the waiter's process, so that all waiters of a dead process together delay the others by
         // 4.5 s at most.
@@ -221,7 +229,7 @@ impl Ledger {
         let hold = span(until_us - self.now_us);
         let handed = Row {
             expires_us: until_us,
-            is_granted: true,
+            granted_us: Some(self.now_us),
             is_changed: true,
             ..Row::default()
         };
@@ -250,47 +258,42 @@ impl Ledger {
         // A process checks its names with each heartbeat, which may be too late if the first waiter is dead.
         let next = next.filter(|_| hold < RESERVATION);
         notifications.extend(next.map(|next| next.notification(Content::FreeAfter(hold))));
-        self.remove_position(&first.owner);
+        self.leave(&first.owner);
     }
 
-    /// Returns the live positions of a name.
-    fn live(&self, name: &StoredName) -> impl Iterator<Item = &Position> {
-        self.positions
-            .iter()
-            .filter(move |position| position.is_alive(self.now_us) && position.name == *name)
+    /// Returns the live positions of a name, in their order.
+    pub(in crate::engine) fn live(&self, name: &StoredName) -> impl DoubleEndedIterator<Item = &Position> {
+        self.queues.live(name, u64::MAX, self.now_us)
     }
 
     fn snapshot(&self, claim: &Claim, names: &[StoredName]) -> Snapshot {
         let own = claim.owner.as_str();
-        let own_order = self
-            .positions
-            .iter()
-            .find(|position| position.owner == own && position.change != Change::Left)
-            .map(|position| position.order)
-            .or_else(|| self.tickets.get(own).copied())
-            .unwrap_or(u64::MAX);
-        let rows = || names.iter().filter_map(|name| self.rows.get(name));
+        let position = self.queues.of(own).map(|position| position.order);
+        let ticket = || self.tickets.get(own).copied();
+        let own_order = position.or_else(ticket).unwrap_or(u64::MAX);
+        let fences = names.iter().filter_map(|name| Some(self.rows.get(name)?.fence));
         let state = |name: &StoredName| {
             let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
             if lease.is_some_and(|row| row.is_reserved_for(&claim.owner)) {
                 return NameState::default();
             }
-            let first = self.live(name).next();
-            let first = first.filter(|first| first.order < own_order && first.owner != own);
+            let ahead = self.queues.live(name, own_order, self.now_us);
+            let mut ahead = ahead.map(|position| span(position.alive_until_us - self.now_us));
+            let first_ahead = ahead.next();
             NameState {
                 lease: lease.map(|row| HeldLease {
                     is_own: row.owner.as_deref() == Some(own),
                     remaining: span(row.expires_us - self.now_us),
                     fence: row.fence.unsigned_abs(),
                 }),
-                first_ahead: first.map(|first| span(first.alive_until_us - self.now_us)),
-                // A notification wakes the waiter in time.
-                last_ahead: None,
+                first_ahead,
+                // With hand-offs, a notification wakes the waiter in time.
+                last_ahead: ahead.next_back().or(first_ahead).filter(|_| !self.hands_off),
             }
         };
         Snapshot {
             now_micros: self.now_us.unsigned_abs(),
-            last_fence: rows().map(|row| row.fence.unsigned_abs()).max().unwrap_or_default(),
+            last_fence: fences.fold(self.last_fence, i64::max).unsigned_abs(),
             names: names.iter().map(state).collect(),
         }
     }
@@ -323,7 +326,7 @@ impl Ledger {
                 owner: Some(format!("{}{RESERVED}", claim.owner.as_str())),
                 expires_us: now_us + lasts_us,
                 fence: row.fence,
-                is_granted: true,
+                granted_us: Some(self.now_us),
                 is_changed: true,
                 ..Row::default()
             };
@@ -355,46 +358,43 @@ impl Ledger {
         held
     }
 
+    /// Enters the claim into the queue of a name, keeps its position there alive, or moves it there with its order.
     fn enter(&mut self, claim: &Claim, name: &StoredName) {
         let owner = claim.owner.as_str();
-        let next = NEW + self.positions.len() as u64;
-        let at = self.positions.iter().position(|position| position.owner == owner);
-        // A position that has left in this transaction is removed before the new one is written.
-        let before = at.map(|at| self.positions.remove(at));
+        let before = self.queues.remove(owner);
         let ticket = self.tickets.get(owner).copied();
-        let order = before.as_ref().map(|before| before.order).or(ticket).unwrap_or(next);
-        let keeps_ticket = before.as_ref().map_or(ticket.is_some(), |before| before.keeps_ticket);
-        self.recounted.extend(before.map(|before| before.name));
+        let order = before.as_ref().map(|before| before.order).or(ticket);
+        let order = order.unwrap_or_else(|| self.queues.next_order());
         let hold = waiter_liveness(claim.ttl);
-        let position = Position {
+        // With hand-offs, the process of the waiter keeps its position alive.
+        let liveness = if self.hands_off { WAITER_LIVENESS } else { hold };
+        self.queues.insert(Position {
             order,
             name: name.clone(),
             owner: owner.to_owned(),
-            alive_until_us: self.now_us + micros(WAITER_LIVENESS),
+            alive_until_us: self.now_us + micros(liveness),
             waiter: Waiter {
                 engine: None,
                 holder: claim.takes_hand_offs().then(|| claim.process.clone()),
                 hold_ms: hold.as_millis() as i32,
             },
-            keeps_ticket,
-            change: Change::Entered,
-        };
-        let at = self.positions.partition_point(|other| other.order < order);
-        self.positions.insert(at, position);
+            keeps_ticket: before.as_ref().map_or(ticket.is_some(), |before| before.keeps_ticket),
+        });
+        self.recounted.extend(before.map(|before| before.name));
+        self.recounted.push(name.clone());
     }
 
-    fn remove_position(&mut self, owner: &str) {
-        let own = self.positions.iter_mut().find(|position| position.owner == owner);
-        if let Some(position) = own {
-            position.change = Change::Left;
-        }
+    /// Removes the position of an owner.
+    fn leave(&mut self, owner: &str) {
+        let left = self.queues.remove(owner);
+        self.recounted.extend(left.map(|position| position.name));
     }
 }
 
-fn micros(span: Duration) -> i64 {
+pub(in crate::engine) fn micros(span: Duration) -> i64 {
     i64::try_from(span.as_micros()).unwrap_or(i64::MAX / 4)
 }
 
-fn span(micros: i64) -> Duration {
+pub(in crate::engine) fn span(micros: i64) -> Duration {
     Duration::from_micros(micros.max(0).unsigned_abs())
 }

@@ -188,7 +188,7 @@ fn a_name_is_reserved_for_a_waiter_that_has_to_make_an_attempt() {
     busy.remember(&set.owner, 1);
     assert!(matches!(busy.attempt(&set, &names), Acquired::Held { .. }));
     let changes = busy.finish();
-    assert_eq!(changes.entered[0].ticket, Some(1), "it keeps its position");
+    assert_eq!(changes.entered[0].kept_ticket(), Some(1), "it keeps its position");
     assert_eq!(
         content(&changes),
         [("w5", granted(2000))],
@@ -207,7 +207,7 @@ fn a_slow_waiter_keeps_its_position() {
     ledger.remember(&slow.owner, 3);
     assert!(matches!(ledger.attempt(&slow, &n), Acquired::Held { .. }));
     assert_eq!(ledger.live(&n[0]).next().unwrap().owner, slow.owner.as_str());
-    assert_eq!(ledger.finish().entered[0].ticket, Some(3));
+    assert_eq!(ledger.finish().entered[0].kept_ticket(), Some(3));
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_position_moves_with_its_order() {
         "for the ttl of the set"
     );
     assert_eq!(
-        (changes.entered[0].name.as_slice(), changes.entered[0].ticket),
+        (changes.entered[0].name.as_slice(), changes.entered[0].kept_ticket()),
         (&b"b"[..], None)
     );
     assert_eq!(changes.rows.len(), 2, "both queues are counted again");
@@ -263,4 +263,55 @@ fn a_hand_off_ends_with_the_liveness_of_its_process() {
     let changes = released(vec![dead, waiter(4, "n", "w4")]);
     let after = Content::FreeAfter(Duration::from_millis(500));
     assert_eq!(content(&changes), [("w3", granted(500)), ("w4", after)]);
+}
+
+/// As in `memory:`, with one ledger for all calls.
+#[test]
+fn without_hand_offs_the_first_waiter_is_notified_and_keeps_its_position() {
+    let ((mut holder, n), (dead, _), (next, _), (late, _)) = (
+        claim(&["n"], false),
+        claim(&["n"], true),
+        claim(&["n"], true),
+        claim(&["n"], false),
+    );
+    holder.ttl = Ttl::clamped(Duration::from_secs(60));
+    let mut store = Ledger::default();
+    let call = |store: &mut Ledger, ms: i64, claim: &Claim| {
+        store.begin(NOW + ms * 1000, &n);
+        (store.attempt(claim, &n), store.finish())
+    };
+    assert!(matches!(call(&mut store, 0, &holder).0, Acquired::Granted { .. }));
+    assert!(matches!(call(&mut store, 1, &dead).0, Acquired::Held { .. }));
+    let (answer, _) = call(&mut store, 700, &next);
+    let Acquired::Held { retry_after, .. } = answer else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(
+        retry_after,
+        Some(Duration::from_millis(101)),
+        "the one ahead may be dead"
+    );
+    store.begin(NOW + 750_000, &n);
+    store.release(&holder, &n, Duration::ZERO);
+    let changes = store.finish();
+    assert_eq!(content(&changes), [(dead.owner.as_str(), Content::MayBeFree)]);
+    assert!(changes.rows[0].1.owner.is_none() && changes.left.is_empty());
+    // Its position lives for the ttl, 800 ms, and is found again.
+    let (answer, changes) = call(&mut store, 802, &late);
+    assert!(matches!(answer, Acquired::Held { .. }), "behind the queue");
+    assert_eq!(content(&changes), [(next.owner.as_str(), Content::MayBeFree)]);
+    let (answer, changes) = call(&mut store, 803, &dead);
+    assert!(matches!(answer, Acquired::Granted { .. }));
+    assert_eq!(changes.left, [dead.owner.as_str()]);
+    assert_eq!(store.queues.len(), 1);
+}
+
+/// The tables were created again, with new tickets.
+#[test]
+fn a_ticket_of_two_waiters_removes_neither_of_them() {
+    let (slow, n) = claim(&["n"], true);
+    let mut ledger = ledger(&[("n", held("x"))], vec![waiter(3, "n", "w3")]);
+    ledger.remember(&slow.owner, 3);
+    assert!(matches!(ledger.attempt(&slow, &n), Acquired::Held { .. }));
+    assert_eq!(ledger.live(&n[0]).count(), 2);
 }

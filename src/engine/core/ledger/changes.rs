@@ -2,24 +2,25 @@
 
 use std::time::Duration;
 
-use super::{Row, StoredName, Waiter};
+use super::{Position, Row, StoredName};
 use crate::engine::hand_off::GrantTimes;
 use crate::model::{Fence, OwnerToken};
 
 /// What a transaction writes.
 #[derive(Debug, Default)]
-pub(in crate::engine::sql) struct Changes {
+pub(in crate::engine) struct Changes {
     /// The names whose rows are written.
     pub rows: Vec<(StoredName, Row)>,
     /// The owners whose positions are removed.
     pub left: Vec<String>,
-    pub entered: Vec<Entered>,
+    /// The positions that are written, in their order.
+    pub entered: Vec<Position>,
     pub notifications: Vec<Notification>,
 }
 
 /// What the process of a waiter is notified of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::engine::sql) struct Notification {
+pub(in crate::engine) struct Notification {
     /// The waiter's engine in the queues. `None`: this one.
     pub engine: Option<String>,
     pub owner: String,
@@ -28,7 +29,7 @@ pub(in crate::engine::sql) struct Notification {
 
 impl Notification {
     /// Creates a notification for a waiter of this engine.
-    pub(in crate::engine::sql) fn may_be_free(owner: &OwnerToken) -> Self {
+    pub(in crate::engine) fn may_be_free(owner: &OwnerToken) -> Self {
         Notification {
             engine: None,
             owner: owner.as_str().to_owned(),
@@ -38,22 +39,11 @@ impl Notification {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine::sql) enum Content {
+pub(in crate::engine) enum Content {
     /// An attempt may succeed.
     MayBeFree,
     /// The name may be free after this time.
     FreeAfter(Duration),
     /// The waiter is the holder.
     Granted(Fence, GrantTimes),
-}
-
-/// A position that is written.
-#[derive(Debug)]
-pub(in crate::engine::sql) struct Entered {
-    pub owner: String,
-    pub name: StoredName,
-    pub alive_until_us: i64,
-    pub waiter: Waiter,
-    /// The ticket from before a missed hand-off. `None`: the position is still in the table, or gets a new ticket.
-    pub ticket: Option<i64>,
 }

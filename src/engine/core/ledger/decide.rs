@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
-use crate::model::Fence;
+use crate::engine::WAITER_LIVENESS;
+use crate::model::{Fence, Ttl};
 
 /// A lease that has not expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct HeldLease {
+pub(in crate::engine) struct HeldLease {
     /// Whether the claim's owner holds it.
     pub is_own: bool,
     pub remaining: Duration,
@@ -18,7 +19,7 @@ pub(super) struct HeldLease {
 
 /// The state of one name of the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct NameState {
+pub(in crate::engine) struct NameState {
     pub lease: Option<HeldLease>,
     /// The time until the position of the first live waiter ahead of the claim expires.
     pub first_ahead: Option<Duration>,
@@ -28,7 +29,7 @@ pub(super) struct NameState {
 
 /// What an engine reads for an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Snapshot {
+pub(in crate::engine) struct Snapshot {
     /// The store's clock, in microseconds since 1970-01-01 UTC.
     pub now_micros: u64,
     /// The last fencing token that the store granted for any name.
@@ -39,7 +40,7 @@ pub(super) struct Snapshot {
 
 /// The outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Decision {
+pub(in crate::engine) enum Decision {
     /// The engine grants every name, and records the fencing token as the last one.
     Grant { fence: Fence },
     /// The owner holds every name already: a retry after a lost reply. The engine only extends the lease.
@@ -57,7 +58,7 @@ pub(super) enum Decision {
 ///
 /// # Behavior
 /// `liveness`: how long the claim's position in a queue lives without another attempt. `None`: the claim does not wait.
-pub(super) fn decide(snapshot: &Snapshot, liveness: Option<Duration>) -> Decision {
+pub(in crate::engine) fn decide(snapshot: &Snapshot, liveness: Option<Duration>) -> Decision {
     let leases = || snapshot.names.iter().filter_map(|name| name.lease);
     for (index, name) in snapshot.names.iter().enumerate() {
         let wait = match (name.lease, name.first_ahead) {
@@ -84,8 +85,8 @@ pub(super) fn decide(snapshot: &Snapshot, liveness: Option<Duration>) -> Decisio
 }
 
 /// Returns how long a position in a queue lives after the last attempt of its owner.
-pub(super) fn waiter_liveness(ttl: crate::model::Ttl) -> Duration {
-    ttl.duration().min(super::WAITER_LIVENESS)
+pub(in crate::engine) fn waiter_liveness(ttl: Ttl) -> Duration {
+    ttl.duration().min(WAITER_LIVENESS)
 }
 
 /// The shortest retry because of the position ahead.

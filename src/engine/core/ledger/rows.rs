@@ -6,19 +6,19 @@ use super::{Content, Notification, StoredName};
 use crate::model::{OwnerToken, Process};
 
 /// Suffix of the owner of a reserved name. No owner token ends with it.
-pub(in crate::engine::sql) const RESERVED: &str = "-next";
+pub(in crate::engine) const RESERVED: &str = "-next";
 
 /// The row of a name.
 #[derive(Debug, Clone, Default)]
-pub(in crate::engine::sql) struct Row {
+pub(in crate::engine) struct Row {
     /// `None`: the name is free.
     pub owner: Option<String>,
     pub expires_us: i64,
     pub fence: i64,
     /// The process of a new holder.
     pub holder: Option<Arc<Process>>,
-    /// Whether a grant changes the metadata and the time of the grant, too.
-    pub is_granted: bool,
+    /// The time of a new grant, which changes the metadata, too.
+    pub granted_us: Option<i64>,
     pub metadata: Option<Arc<str>>,
     /// Whether the row is written.
     pub(super) is_changed: bool,
@@ -26,7 +26,7 @@ pub(in crate::engine::sql) struct Row {
 
 impl Row {
     /// Creates the row as it was read.
-    pub(in crate::engine::sql) fn read(owner: Option<String>, expires_us: i64, fence: i64) -> Self {
+    pub(in crate::engine) fn read(owner: Option<String>, expires_us: i64, fence: i64) -> Self {
         Row {
             owner,
             expires_us,
@@ -35,7 +35,7 @@ impl Row {
         }
     }
 
-    pub(super) fn is_live(&self, now_us: i64) -> bool {
+    pub(in crate::engine) fn is_live(&self, now_us: i64) -> bool {
         self.owner.is_some() && self.expires_us > now_us
     }
 
@@ -44,7 +44,7 @@ impl Row {
     }
 
     /// Whether the name is reserved for any waiter.
-    pub(super) fn is_reserved(&self) -> bool {
+    pub(in crate::engine) fn is_reserved(&self) -> bool {
         self.owner.as_deref().is_some_and(|owner| owner.ends_with(RESERVED))
     }
 
@@ -65,7 +65,7 @@ impl Row {
 
 /// A position in the queue of a name.
 #[derive(Debug, Clone)]
-pub(in crate::engine::sql) struct Position {
+pub(in crate::engine) struct Position {
     /// The order in the queue. Positions without a ticket come after all others.
     pub order: u64,
     pub name: StoredName,
@@ -74,12 +74,11 @@ pub(in crate::engine::sql) struct Position {
     pub waiter: Waiter,
     /// Whether it is written with its order as the ticket.
     pub(super) keeps_ticket: bool,
-    pub(super) change: Change,
 }
 
 /// What a hand-off has to know of a waiter.
 #[derive(Debug, Clone)]
-pub(in crate::engine::sql) struct Waiter {
+pub(in crate::engine) struct Waiter {
     /// The engine in the queues. `None`: this one.
     pub engine: Option<String>,
     /// The holder after a hand-off. `None`: a hand-off reserves the name, and the waiter makes an attempt.
@@ -88,16 +87,9 @@ pub(in crate::engine::sql) struct Waiter {
     pub hold_ms: i32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
-    None,
-    Entered,
-    Left,
-}
-
 impl Position {
     /// Creates the position as it was read.
-    pub(in crate::engine::sql) fn read(
+    pub(in crate::engine) fn read(
         ticket: i64,
         name: StoredName,
         owner: String,
@@ -111,8 +103,12 @@ impl Position {
             alive_until_us,
             waiter,
             keeps_ticket: false,
-            change: Change::None,
         }
+    }
+
+    /// Returns the ticket from before a missed hand-off. `None`: the position is still in the table, or gets a new ticket.
+    pub(in crate::engine) fn kept_ticket(&self) -> Option<i64> {
+        self.keeps_ticket.then_some(self.order as i64)
     }
 
     pub(super) fn notification(&self, content: Content) -> Notification {
@@ -124,6 +120,6 @@ impl Position {
     }
 
     pub(super) fn is_alive(&self, now_us: i64) -> bool {
-        self.change != Change::Left && self.alive_until_us > now_us
+        self.alive_until_us > now_us
     }
 }
