@@ -22,6 +22,7 @@ test('each command ends with one line on a machine without Rust, or with an old 
     const { status, stdout, stderr } = spawnSync(process.execPath, [join(folder, 'scripts', command)], {
       env: { ...process.env, PATH: bin, Path: bin },
       encoding: 'utf8',
+      timeout: 60_000,
     })
     const action = `Install Rust ${oldest} or newer from https://rustup.rs, open a new terminal, and repeat the command.`
     const expected = `The addon is built with Rust, and ${problem}. ${action}\n`

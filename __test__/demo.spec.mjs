@@ -130,13 +130,24 @@ test('the verdict of the demo fails for each kind of fault', () => {
 
   assert.deepEqual(verdict(), [true, true, true, true, true])
   assert.equal(verdict(without('finish', 'one', 'A'))[0], false, 'the job never ran')
+  const again = { what: 'finish', name: 'one', worker: 'B', token: 6n }
+  assert.equal(verdict((entries) => entries.push(again))[0], false, 'the job ran twice')
   assert.equal(verdict(without('leave', 'one', 'A'))[1], false, 'two processes held the lock')
-  const older = (entries) => (entries[at(entries, 'enter', 'one', 'B')].token = 4n)
-  assert.equal(verdict(older)[2], false, 'a fencing token does not grow')
+  for (const token of [5n, 4n]) {
+    const [, , isGrowing] = verdict((entries) => (entries[at(entries, 'enter', 'one', 'B')].token = token))
+    assert.equal(isGrowing, false, `the fencing token ${token} after 5`)
+  }
   assert.equal(verdict(without('killed', 'two', 'B'))[3], false, 'no process was killed')
+  assert.equal(verdict(without('start', 'two', 'B'))[3], false, 'it was not killed in its job')
   assert.equal(verdict((entries) => entries.splice(at(entries, 'enter', 'two', 'A')))[3], false, 'none took over')
   assert.equal(verdict((entries) => entries.push(failed))[4], false, 'a process failed')
   assert.equal(verdict((entries) => entries.push({ ...failed, code: 'LOCK_LOST' }))[4], true, 'a lease was lost')
+
+  const database = new Database()
+  database.enter('n', 'A', 1n)
+  database.enter('n', 'B', 2n)
+  const stored = [database.store('n', 'A', 1n), database.store('n', 'B', 2n), database.store('n', 'B', 2n)]
+  assert.deepEqual(stored, [false, true, false], 'an older fencing token and a second report are refused')
 })
 
 test('reasonToBuild names a missing or outdated build, and nothing otherwise', (t) => {

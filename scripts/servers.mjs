@@ -18,6 +18,7 @@ import { startMariadb } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
 import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { redisCommand } from './redis-command.mjs'
+import { STORES } from './rust-tests.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
 import { locateCurator, locateZookeeper, startZookeeper } from './zookeeper.mjs'
@@ -102,12 +103,13 @@ const SHARED_SERVERS = {
 }
 
 /**
- * Starts the shared servers whose variable is not set. Resolves to all variables, and a function that stops the servers.
+ * Starts the shared servers whose variable is not set; with fewer stores than all, those whose variable has the name of one. Resolves to all variables, and a function that stops the servers.
  * The PATH among them has a fetched `redis-server`, which Rust's tests start themselves.
  *
  * With `optional`, a server that cannot be started is left out.
  */
-export async function testServers({ optional = false } = {}) {
+export async function testServers({ optional = false, stores = STORES } = {}) {
+  const isOfStores = stores === STORES ? /./ : new RegExp(stores.join('|'), 'i')
   /** @type {{ stop: () => Promise<unknown> }[]} */
   const started = []
   const stop = async () => void (await Promise.all(started.map((server) => server.stop())))
@@ -115,6 +117,7 @@ export async function testServers({ optional = false } = {}) {
   const located = locateRedis().catch(() => undefined)
   const results = await Promise.allSettled(
     Object.entries(SHARED_SERVERS).map(async ([variable, start]) => {
+      if (!isOfStores.test(variable)) return
       if (process.env[variable]) return [variable, process.env[variable]]
       try {
         const server = await start()

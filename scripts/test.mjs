@@ -25,7 +25,7 @@ export async function test({ build = true, stores = STORES } = {}) {
     if (code !== 0) throw new Error('the addon does not build')
   }
   // Outside of CI the tests that need a missing server are skipped.
-  const servers = await step('servers', () => testServers({ optional: !process.env.CI }))
+  const servers = await step('servers', () => testServers({ optional: !process.env.CI, stores }))
   // The Rust and the Node tests are processes that inherit this environment.
   Object.assign(process.env, servers.env)
   try {

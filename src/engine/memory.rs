@@ -34,8 +34,8 @@ struct State {
     ledger: Ledger,
     /// The waiters of this process, by owner.
     subscribers: HashMap<String, Arc<Notify>>,
-    /// The store's clock is this much ahead of the local clock: microseconds since 1970, because fencing tokens grow across restarts
-    /// of the process, and how far a test has moved it.
+    /// The store's clock is this much ahead of the local clock, in microseconds: it begins with the time since 1970, because fencing tokens
+    /// grow across restarts of the process, and a test moves it. It does not follow later steps of the system's clock.
     ahead_us: i64,
     /// The number of rows and positions at which the next sweep runs.
     next_sweep: usize,
@@ -61,7 +61,7 @@ impl State {
     /// Makes a call on some names, and notifies waiters.
     fn call<T>(&mut self, names: &[StoredName], call: impl FnOnce(&mut Ledger) -> T) -> T {
         self.ledger.begin(self.now_us(), names);
-        self.sweep();
+        self.sweep(names);
         let answer = call(&mut self.ledger);
         let changes = self.ledger.finish();
         for (name, row) in changes.rows {
@@ -78,13 +78,18 @@ impl State {
         answer
     }
 
-    /// Removes expired leases and positions once in a while, so that one-time names leave nothing behind.
-    fn sweep(&mut self) {
+    /// Removes expired positions of these names; and once in a while expired leases and positions of all, so that one-time names leave
+    /// nothing behind.
+    fn sweep(&mut self, names: &[StoredName]) {
         let ledger = &mut self.ledger;
+        let before_us = ledger.now_us() - micros(EXPIRED_POSITION_KEPT);
+        names
+            .iter()
+            .for_each(|name| ledger.queues.drop_expired(name, before_us));
         if ledger.rows.len() + ledger.queues.len() >= self.next_sweep {
             let now_us = ledger.now_us();
             ledger.rows.retain(|_, row| row.is_live(now_us));
-            ledger.queues.sweep(now_us - micros(EXPIRED_POSITION_KEPT));
+            ledger.queues.sweep(before_us);
             self.next_sweep = (2 * (ledger.rows.len() + ledger.queues.len())).max(1024);
         }
     }
@@ -219,7 +224,7 @@ impl MovableClock for MemoryEngine {
     fn advance(&self, by: Duration) {
         let mut state = self.lock();
         // Rounded up: a lease ends with its last step.
-        let by_us = micros(by + Duration::from_nanos(999));
+        let by_us = micros(by.saturating_add(Duration::from_nanos(999)));
         state.ahead_us = (state.ahead_us + by_us).min(i64::MAX / 2);
         state.ledger.queues.extend(by_us);
         let reserved = state.ledger.rows.values_mut().filter(|row| row.is_reserved());

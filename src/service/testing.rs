@@ -1,8 +1,8 @@
 //! What `holdfast/testing` does to a store and to the services on it: moves their clock, and ends a lease in the store.
 //!
 //! # Behavior
-//! The clock of a process is not changed. To advance, the store and the services make the moments of their leases earlier. Waits
-//! (`waitMs`, the poll of a waiter) are not leases, and continue in real time.
+//! The clock of a process is not changed. To advance, the store moves its own clock, and the services make the moments of their
+//! leases earlier. Waits (`waitMs`, the poll of a waiter) are not leases, and continue in real time.
 //!
 //! Both functions run on the I/O thread of the services, between the tasks of the services.
 

@@ -314,12 +314,12 @@ impl Ledger {
         }
     }
 
-    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter. Writes again when 60 % are left.
+    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter. A store that hands off writes again when 60 % are left.
     fn reserve(&mut self, claim: &Claim, names: &[StoredName]) {
         let (now_us, lasts_us) = (self.now_us, micros(waiter_liveness(claim.ttl)));
         for name in names {
             let row = self.rows.entry(name.clone()).or_default();
-            if row.is_reserved_for(&claim.owner) && 5 * (row.expires_us - now_us) > 3 * lasts_us {
+            if self.hands_off && row.is_reserved_for(&claim.owner) && 5 * (row.expires_us - now_us) > 3 * lasts_us {
                 continue;
             }
             *row = Row {

@@ -106,6 +106,14 @@ impl Queues {
         positions.for_each(|position| position.alive_until_us = position.alive_until_us.saturating_add(by_us));
     }
 
+    /// Removes the first positions of a name, as far as they expired before a time.
+    pub(in crate::engine) fn drop_expired(&mut self, name: &StoredName, before_us: i64) {
+        let first = |queues: &Self| queues.queues.get(name)?.values().next().cloned();
+        while let Some(first) = first(self).filter(|first| !first.is_alive(before_us)) {
+            self.remove(&first.owner);
+        }
+    }
+
     /// Removes the positions that expired before a time.
     pub(in crate::engine) fn sweep(&mut self, before_us: i64) {
         let (queues, owners) = (&mut self.queues, &mut self.owners);
