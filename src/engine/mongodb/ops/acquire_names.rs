@@ -173,7 +173,7 @@ impl Core {
         // Do not enqueue before the stream is open: a hand-off would be lost.
         match queue {
             Some(queue) => {
-                let open = caller.while_here(queue.open_stream(key)).await?;
+                let open = caller.while_here(queue.open_stream()).await?;
                 caller.check()?;
                 let waiter = Waiter {
                     process: &queue.process,

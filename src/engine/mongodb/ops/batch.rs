@@ -66,7 +66,7 @@ impl Core {
         // Before the permit: no connection is in use while the change stream opens.
         let mut uses = Vec::with_capacity(claims.len());
         for _ in claims {
-            match queue.open_stream(&claims[0].keys()[0]).await {
+            match queue.open_stream().await {
                 Ok(open) => uses.push(open),
                 Err(failure) => return failed(claims, &failure),
             }

@@ -1,6 +1,5 @@
 //! The events of the change stream: their filter, their projection, and their meaning.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
@@ -18,8 +17,8 @@ pub(crate) enum Change {
     HandedOff { id: String, owner: OwnerToken },
     /// The hand-off to a waiter of this process was a grant.
     Granted { id: String, grant: Grant },
-    /// A name may be free now, or earlier than expected.
-    MaybeFree { id: String },
+    /// A name is kept busy, and is free earlier than expected.
+    Kept { id: String },
     /// A name was handed off to a waiter of another process, which has this time to confirm, or to extend its lease.
     Reserved { id: String, hold: Duration },
     /// The stream had a gap: events may be lost.
@@ -49,42 +48,30 @@ pub(crate) fn change_of(event: &Document, process: &str) -> Option<Change> {
                 false => Change::Reserved { id, hold },
             })
         }
-        _ => Some(Change::MaybeFree { id }),
+        _ => Some(Change::Kept { id }),
     }
 }
 
-/// Returns the pipeline of the stream of a process, for events of these names. `None`: of all names.
-pub(crate) fn pipeline(process: &str, names: Option<HashSet<String>>) -> [Document; 2] {
+/// Returns the pipeline of the stream of a process.
+pub(crate) fn pipeline(process: &str) -> [Document; 2] {
     // The driver needs `_id`, the resume token.
     let shown =
         doc! { "_id": 1, "documentKey._id": 1, "to": either(RESERVED), "granted": either(GRANTED), "hold": hold() };
-    [doc! { "$match": wanted(process, names) }, doc! { "$project": shown }]
+    [doc! { "$match": wanted(process) }, doc! { "$project": shown }]
 }
 
 /// Returns the filter of the events that the server sends.
-fn wanted(process: &str, names: Option<HashSet<String>>) -> Document {
+fn wanted(process: &str) -> Document {
     let ours = doc! { "$regex": format!("^{}:", process) };
     let kept = doc! { "$regex": format!("{KEPT}$") };
-    let of_names = doc! { "$or": [
-        // Includes the drop and the rename of the collection, which end the stream.
-        { "operationType": "delete" },
-        { "operationType": "update", updated("owner"): kept.clone() },
-        { "operationType": "replace", replaced("owner"): kept },
-        { "$expr": { "$lt": [hold(), millis(RESERVATION)] } },
-    ] };
-    let of_names = match names {
-        Some(names) => {
-            let names: Vec<String> = names.into_iter().collect();
-            doc! { "documentKey._id": { "$in": names }, "$and": [of_names] }
-        }
-        None => of_names,
-    };
     doc! { "$or": [
         { "operationType": "update", updated(RESERVED): ours.clone() },
         { "operationType": "replace", replaced(RESERVED): ours.clone() },
         { "operationType": "update", updated(GRANTED): ours.clone() },
         { "operationType": "replace", replaced(GRANTED): ours },
-        of_names,
+        { "operationType": "update", updated("owner"): kept.clone() },
+        { "operationType": "replace", replaced("owner"): kept },
+        { "operationType": { "$in": ["update", "replace"] }, "$expr": { "$lt": [hold(), millis(RESERVATION)] } },
     ] }
 }
 

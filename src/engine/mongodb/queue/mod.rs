@@ -106,11 +106,6 @@ impl Queue {
     }
 
     #[cfg(test)]
-    pub(crate) fn covered_by_stream(&self) -> Option<usize> {
-        self.watcher.covered()
-    }
-
-    #[cfg(test)]
     pub(crate) fn refuse_stream(&self, failure: Failure) {
         self.watcher.refuse(failure);
     }
@@ -125,10 +120,9 @@ impl Queue {
         self.watcher.is_refused()
     }
 
-    /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
-    /// waiter polls.
-    pub(crate) async fn open_stream(&self, key: &Key) -> Outcome<Option<StreamUse>> {
-        match self.watcher.open(self.id(key)).await {
+    /// Opens the change stream, or keeps it open, for a waiter. `None`: the server has no change streams, and the waiter polls.
+    pub(crate) async fn open_stream(&self) -> Outcome<Option<StreamUse>> {
+        match self.watcher.open().await {
             Ok(open) => Ok(Some(open)),
             Err(failure) if failure.is_without_change_streams() => Ok(None),
             Err(failure) => Err(failure),
@@ -136,7 +130,7 @@ impl Queue {
     }
 
     /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`. The waiters of the name poll
-    /// without a use of the stream, and where a gist process has the lease (`is_foreign`): the stream may not contain its
+    /// without a use of the stream, and where a gist process has the lease (`is_foreign`): the stream does not contain its
     /// release.
     pub(crate) fn enter(
         self: &Arc<Self>,
@@ -167,16 +161,10 @@ impl Queue {
                 }
             }
             Change::Granted { id, grant } => self.deliver_grant(id, grant),
-            Change::MaybeFree { id } => {
+            Change::Kept { id } => {
                 if let Some(key) = self.key(&id).filter(|key| self.known.is_waited_for(key)) {
-                    let ahead = u32::try_from(self.known.ahead(&key)).unwrap_or(u32::MAX);
-                    let queue = self.clone();
-                    tokio::spawn(FutureExt::boxed(async move {
-                        tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
-                        queue.known.wake_first(&key);
-                        tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
-                        queue.known.wake(&key);
-                    }));
+                    // The answer has the new end of the lease.
+                    self.send_heartbeat(vec![key]);
                 }
             }
             Change::Reserved { id, hold } => {
@@ -192,6 +180,19 @@ impl Queue {
                 }
             }
         }
+    }
+
+    /// Wakes the waiters of a name whose queue is gone: the first one after a head start for each waiter of other processes ahead of
+    /// it, the others a little later.
+    fn wake_in_order(self: &Arc<Self>, key: &Key) {
+        let ahead = u32::try_from(self.known.ahead(key)).unwrap_or(u32::MAX);
+        let (queue, key) = (self.clone(), key.clone());
+        tokio::spawn(FutureExt::boxed(async move {
+            tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
+            queue.known.wake_first(&key);
+            tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
+            queue.known.wake(&key);
+        }));
     }
 
     /// Notifies the waiter that a hand-off made the holder.
@@ -275,7 +276,7 @@ impl Queue {
         }));
     }
 
-    async fn heartbeat(&self, names: &[Key]) -> Outcome<()> {
+    async fn heartbeat(self: &Arc<Self>, names: &[Key]) -> Outcome<()> {
         let ids: Vec<String> = names.iter().map(|key| self.id(key)).collect();
         let ours = pipelines::waited_for(&ids, &self.process);
         let fields = pipelines::heartbeat_fields(&self.process);
@@ -315,7 +316,7 @@ impl Queue {
                     self.known.set_ahead(key, documents::ahead(document));
                 }
                 // The store has no waiters of this process for the name any more.
-                None => self.known.wake(key),
+                None => self.wake_in_order(key),
             }
         }
         Ok(())

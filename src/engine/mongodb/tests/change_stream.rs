@@ -2,6 +2,7 @@
 
 use super::queue::{eventually, hold, notified, quiet, release, two, wait, waiting};
 use super::*;
+use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
 use crate::engine::mongodb::error::Failure;
 
 /// The stream closes some time after the last waiter left.
@@ -103,24 +104,45 @@ async fn a_change_stream_that_was_refused_once_is_used_again() {
     .await;
 }
 
+/// The stream has no deletions: the next heartbeat shows them.
 #[tokio::test]
-async fn a_stream_of_all_names_is_narrowed_when_few_are_waited_for() {
+async fn a_name_that_another_program_deletes_wakes_its_waiters_in_their_order() {
     two(|ours, theirs| async move {
-        let names: Vec<String> = (0..60).map(|index| format!("n{index}")).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        granted(&ours, &claim(&names, LONG)).await;
-        let waiters: Vec<Claim> = names.iter().map(|name| waiting(&[name])).collect();
-        for waiter in &waiters {
-            busy(&theirs, waiter).await;
-        }
-        let queue = theirs.queue.as_ref().unwrap();
-        eventually("the stream has all names", async || queue.covered_by_stream().is_none()).await;
-        for waiter in &waiters[1..] {
-            theirs.release(waiter, Duration::ZERO).await.unwrap();
-        }
-        // It may have been opened again while some of these were waited for, and covers up to 16 spare names.
-        let is_narrow = async || queue.covered_by_stream().is_some_and(|count| count <= 18);
-        eventually("the stream has few names", is_narrow).await;
+        let holder = hold(&ours, "n").await;
+        let (first, second) = (waiting(&["n"]), waiting(&["n"]));
+        let mut first_changes = wait(&theirs, &first).await;
+        let mut second_changes = wait(&theirs, &second).await;
+        let deleted = Instant::now();
+        ours.locks().delete_one(doc! { "_id": "n" }).await.unwrap();
+        notified(&mut first_changes).await;
+        let late = deleted.elapsed();
+        assert!(late < HEARTBEAT_INTERVAL + Duration::from_millis(800), "{late:?}");
+        granted(&theirs, &first).await;
+        notified(&mut second_changes).await;
+        busy(&theirs, &second).await;
+        assert_eq!(ours.release(&holder, Duration::ZERO).await.unwrap(), Released::NotHeld);
+        release(&theirs, &first).await;
+        notified(&mut second_changes).await;
+        granted(&theirs, &second).await;
+    })
+    .await;
+}
+
+/// The lease of the holder would end later. The release that keeps the name busy is an event, so a waiter is not late.
+#[tokio::test]
+async fn a_name_that_is_kept_busy_goes_to_its_waiter_at_the_end_of_that_time() {
+    two(|ours, theirs| async move {
+        let holder = hold(&ours, "n").await;
+        let first = waiting(&["n"]);
+        let mut first_changes = wait(&theirs, &first).await;
+        let released = Instant::now();
+        let keep = Duration::from_millis(300);
+        assert_eq!(ours.release(&holder, keep).await.unwrap(), Released::Freed);
+        notified(&mut first_changes).await;
+        granted(&theirs, &first).await;
+        let after = released.elapsed();
+        // The next heartbeat is 2 s after the waiter entered.
+        assert!(after >= keep && after < Duration::from_millis(1500), "{after:?}");
     })
     .await;
 }
