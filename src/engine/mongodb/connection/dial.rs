@@ -48,12 +48,9 @@ impl MongodbEngine {
     /// Retryable when no server can be reached; not retryable when the password, a right, a certificate, the replica
     /// set's name, the server's version or the collection's indexes are wrong.
     pub async fn connect(config: MongodbConfig) -> Result<Arc<Self>> {
-        let limit = config.timeout.mul_f64(0.95);
-        let deadline = Instant::now() + limit;
-        let mut options = timeout_at(deadline, options(&config))
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "of the DNS")))
-            .map_err(|error| of_name(error, &config))?;
+        let steps = Steps::new(config.timeout.mul_f64(0.95));
+        let options = steps.step("of the DNS", options(&config)).await;
+        let mut options = options.map_err(|error| of_name(error, &config))?;
         let monitor = ServerMonitor::new(&options);
         options.sdam_event_handler = Some(monitor.handler());
         let open = Arc::new(OpenConnections::default());
@@ -77,9 +74,7 @@ impl MongodbEngine {
                 reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
             }
         };
-        let hello = timeout_at(deadline, greeting)
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
+        let hello = steps.step("to the first command", greeting).await?;
         if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
             return Err(EngineError::new(
                 ENGINE,
@@ -109,19 +104,12 @@ impl MongodbEngine {
             config.timeout,
         );
         let connected = pool.connected();
-        timeout_at(
-            deadline,
-            checks::check(&connected, is_router, config.warnings.as_deref()),
-        )
-        .await
-        .unwrap_or_else(|_| Err(late(limit, "to the check of the collection")))?;
-        timeout_at(deadline, ttl_index::ensure(&connected.locks))
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "to the check of the TTL index")))?;
+        let check = checks::check(&connected, is_router, config.warnings.as_deref());
+        steps.step("to the check of the collection", check).await?;
+        let index = ttl_index::ensure(&connected.locks);
+        steps.step("to the check of the TTL index", index).await?;
         let reading = async { read_clock(&database).await.map_err(|failure| failure.during(CONNECT)) };
-        let reading = timeout_at(deadline, reading)
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
+        let reading = steps.step("to the second command", reading).await?;
         let index = TtlIndex::new(pool.clone());
         let queue = || {
             Queue::new(
@@ -162,14 +150,25 @@ impl MongodbConfig {
     }
 }
 
-/// Creates the error of a step without an answer.
-fn late(limit: Duration, what: &str) -> EngineError {
-    EngineError::new(
-        ENGINE,
-        CONNECT,
-        true,
-        format!("no answer {what} within {} ms", limit.as_millis()),
-    )
+/// The time limit of all steps of `connect`.
+struct Steps {
+    limit: Duration,
+    deadline: Instant,
+}
+
+impl Steps {
+    fn new(limit: Duration) -> Self {
+        let deadline = Instant::now() + limit;
+        Steps { limit, deadline }
+    }
+
+    /// Waits for a step. `what`: whose answer it is, for the error of one without an answer.
+    async fn step<T>(&self, what: &str, step: impl Future<Output = Result<T>>) -> Result<T> {
+        timeout_at(self.deadline, step).await.unwrap_or_else(|_| {
+            let message = format!("no answer {what} within {} ms", self.limit.as_millis());
+            Err(EngineError::new(ENGINE, CONNECT, true, message))
+        })
+    }
 }
 
 /// Adds the name to an error of its resolution.
