@@ -6,7 +6,7 @@ use std::time::Duration;
 use mongodb::bson::{Document, doc};
 use mongodb::options::{
     Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
-    WriteConcern,
+    ServerAddress, WriteConcern,
 };
 use tokio::time::{Instant, timeout_at};
 
@@ -17,7 +17,6 @@ use crate::engine::mongodb::connection::clock::{SharedReading, read_clock};
 use crate::engine::mongodb::connection::openings::OpenConnections;
 use crate::engine::mongodb::connection::pool::{Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
-use crate::engine::mongodb::connection::session::one_member;
 use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure};
 use crate::engine::mongodb::ops::clock_offset::ClockOffset;
 use crate::engine::mongodb::ops::fence::{Clock, ServerClock};
@@ -55,7 +54,6 @@ impl MongodbEngine {
         options.sdam_event_handler = Some(monitor.handler());
         let open = Arc::new(OpenConnections::default());
         options.cmap_event_handler = Some(open.handler());
-        let target = Target::new(&options);
         let settings = ClientSettings {
             options,
             pem: config.pem.clone(),
@@ -69,7 +67,7 @@ impl MongodbEngine {
         let greeting = async {
             tokio::select! {
                 hello = database.run_command(doc! { "hello": 1 }) => {
-                    hello.map_err(|error| target.failed(monitor.explain(Failure(error))))
+                    hello.map_err(|error| failed(&settings.options, monitor.explain(Failure(error))))
                 }
                 reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
             }
@@ -83,7 +81,7 @@ impl MongodbEngine {
                 "the server is older than MongoDB 5.0, the oldest version that holdfast supports",
             ));
         }
-        target.check_primary(&hello)?;
+        check_primary(&settings.options, &hello)?;
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let is_cluster = is_set || is_router;
@@ -142,9 +140,7 @@ impl MongodbConfig {
     pub(in crate::engine) fn address(&self) -> String {
         match (&self.srv, &self.connection.host_info) {
             (Some(srv), _) => srv.name.clone(),
-            (_, HostInfo::HostIdentifiers(hosts)) => {
-                hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-            }
+            (_, HostInfo::HostIdentifiers(hosts)) => listed(hosts),
             _ => String::new(),
         }
     }
@@ -209,64 +205,50 @@ async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
     Ok(options)
 }
 
-/// The parts of the options that explain a failure, without a password.
-struct Target {
-    hosts: Vec<String>,
-    user: Option<(String, String)>,
-    is_direct: bool,
+/// Describes the failure of the first command, without the password.
+fn failed(options: &ClientOptions, failure: Failure) -> EngineError {
+    let reason = failure.to_string();
+    let user = options.credential.as_ref().and_then(|credential| {
+        let source = credential.source.as_deref().unwrap_or_default();
+        Some((credential.username.as_deref()?, source))
+    });
+    let message = match user {
+        Some((user, source)) if failure.is_authentication() => {
+            format!("cannot log in as user {user:?} of the database {source:?} (authSource): {reason}")
+        }
+        _ if failure.is_server_selection() && is_elsewhere(&options.hosts, &reason) => format!(
+            "{reason}; these are the members as the replica set itself names them (directConnection=true keeps to the URL's host)"
+        ),
+        _ => return failure.during(CONNECT),
+    };
+    EngineError::new(ENGINE, CONNECT, failure.retryable(), message)
 }
 
-impl Target {
-    fn new(options: &ClientOptions) -> Self {
-        Target {
-            hosts: options.hosts.iter().map(ToString::to_string).collect(),
-            user: options.credential.as_ref().and_then(|credential| {
-                Some((
-                    credential.username.clone()?,
-                    credential.source.clone().unwrap_or_default(),
-                ))
-            }),
-            is_direct: options.direct_connection == Some(true),
-        }
-    }
+/// Whether a message names only servers that are not in the URL: a member of the set returned other addresses.
+fn is_elsewhere(hosts: &[ServerAddress], message: &str) -> bool {
+    message.starts_with("no server ") && !hosts.iter().any(|host| message.contains(&host.to_string()))
+}
 
-    /// Describes the failure of the first command.
-    fn failed(&self, failure: Failure) -> EngineError {
-        let reason = failure.to_string();
-        let message = match &self.user {
-            Some((user, source)) if failure.is_authentication() => {
-                format!("cannot log in as user {user:?} of the database {source:?} (authSource): {reason}")
-            }
-            _ if failure.is_server_selection() && self.is_elsewhere(&reason) => format!(
-                "{reason}; these are the members as the replica set itself names them (directConnection=true keeps to the \
-                 URL's host)"
-            ),
-            _ => return failure.during(CONNECT),
-        };
-        EngineError::new(ENGINE, CONNECT, failure.retryable(), message)
+/// Fails where a direct connection leads to a member that is not the primary: the driver does not contact the others.
+fn check_primary(options: &ClientOptions, hello: &Document) -> Result<()> {
+    let is_direct = options.direct_connection == Some(true);
+    let Some(set) = hello.get_str("setName").ok().filter(|_| is_direct) else {
+        return Ok(());
+    };
+    if hello.get_bool("isWritablePrimary").unwrap_or(false) {
+        return Ok(());
     }
+    let message = format!(
+        "directConnection=true leads to {}, which is not the primary of the replica set {set:?} (now {}): only the primary keeps \
+         locks",
+        listed(&options.hosts),
+        hello.get_str("primary").unwrap_or("none"),
+    );
+    Err(EngineError::new(ENGINE, CONNECT, true, message))
+}
 
-    /// Whether a message names only servers that are not in the URL: a member of the set returned other addresses.
-    fn is_elsewhere(&self, message: &str) -> bool {
-        message.starts_with("no server ") && !self.hosts.iter().any(|host| message.contains(host))
-    }
-
-    /// Fails where a direct connection leads to a member that is not the primary: the driver does not contact the others.
-    fn check_primary(&self, hello: &Document) -> Result<()> {
-        let Some(set) = hello.get_str("setName").ok().filter(|_| self.is_direct) else {
-            return Ok(());
-        };
-        if hello.get_bool("isWritablePrimary").unwrap_or(false) {
-            return Ok(());
-        }
-        let message = format!(
-            "directConnection=true leads to {}, which is not the primary of the replica set {set:?} (now {}): only the \
-             primary keeps locks",
-            self.hosts.join(", "),
-            hello.get_str("primary").unwrap_or("none"),
-        );
-        Err(EngineError::new(ENGINE, CONNECT, true, message))
-    }
+fn listed(hosts: &[ServerAddress]) -> String {
+    hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn collection_options(config: &MongodbConfig) -> CollectionOptions {
@@ -285,27 +267,25 @@ fn collection_options(config: &MongodbConfig) -> CollectionOptions {
 
 /// Returns the write concern of releases: that of the primary alone, with the URL's `journal`.
 fn release_concern(config: &MongodbConfig) -> WriteConcern {
-    let mut concern = one_member();
-    concern.journal = config
-        .connection
-        .write_concern
-        .as_ref()
-        .and_then(|of_url| of_url.journal);
+    let of_url = config.connection.write_concern.as_ref();
+    let mut concern = WriteConcern::from(Acknowledgment::Nodes(1));
+    concern.journal = of_url.and_then(|of_url| of_url.journal);
     concern
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mongodb::options::ServerAddress;
 
     #[test]
     fn a_set_with_other_host_names_is_detected() {
-        let options = ClientOptions::builder()
-            .hosts(vec![ServerAddress::parse("db.example:27018").unwrap()])
-            .build();
-        let target = Target::new(&options);
-        assert!(target.is_elsewhere("no server can be reached: mongo1:27017 (its name cannot be resolved)"));
-        assert!(!target.is_elsewhere("no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"));
+        let hosts = [ServerAddress::parse("db.example:27018").unwrap()];
+        let is_elsewhere = |message| is_elsewhere(&hosts, message);
+        assert!(is_elsewhere(
+            "no server can be reached: mongo1:27017 (its name cannot be resolved)"
+        ));
+        assert!(!is_elsewhere(
+            "no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"
+        ));
     }
 }

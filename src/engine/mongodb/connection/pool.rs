@@ -110,6 +110,13 @@ pub(crate) struct Connected {
     pub releases: Collection<Document>,
 }
 
+impl Connected {
+    /// Returns the collection, with the full write concern or with that of releases: a write that another one follows.
+    pub(crate) fn locks_for(&self, has_full_concern: bool) -> &Collection<Document> {
+        if has_full_concern { &self.locks } else { &self.releases }
+    }
+}
+
 /// Opens a connection to the primary: where all are in use, a command opens one.
 fn opening(pool: Weak<Pool>) -> Opening {
     Box::new(move || {

@@ -264,7 +264,7 @@ impl Watcher {
         if state.task.is_none() {
             state.task = Some(tokio::spawn(self.0.clone().run().boxed()).abort_handle());
         }
-        Ok(StreamUse(self.0.clone()))
+        Ok(StreamUse(Arc::new(InUse(self.0.clone()))))
     }
 
     /// Whether the server has refused the last stream.
@@ -289,10 +289,13 @@ impl Drop for Watcher {
     }
 }
 
-/// Keeps the stream open, or has it opened again, until it is dropped.
-pub(crate) struct StreamUse(Arc<Shared>);
+/// Keeps the stream open, or has it opened again, until all of its clones are dropped.
+#[derive(Clone)]
+pub(crate) struct StreamUse(#[expect(dead_code, reason = "its drop ends the use")] Arc<InUse>);
 
-impl Drop for StreamUse {
+struct InUse(Arc<Shared>);
+
+impl Drop for InUse {
     fn drop(&mut self) {
         self.0.state.lock().uses -= 1;
     }

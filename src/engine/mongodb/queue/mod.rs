@@ -33,8 +33,6 @@ use crate::clock::Moment;
 use crate::engine::local_waiters::{self, LocalWaiters};
 use crate::engine::mongodb::connection::pool::{Class, Pool};
 use crate::engine::mongodb::connection::session::journaled;
-#[cfg(test)]
-use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
 use crate::engine::mongodb::queue::hand_off::Grant;
@@ -58,11 +56,11 @@ pub(crate) struct Queue {
     pub(crate) process: String,
     /// The waiters, and for each name the use of the stream.
     pub(crate) known: Arc<LocalWaiters<Option<StreamUse>>>,
-    watcher: Watcher,
+    pub(crate) watcher: Watcher,
     store_timeout: Duration,
     /// Whether a hand-off may grant a claim. Not on a sharded cluster: each router sets `$$NOW` by its own clock.
     pub(crate) takes_grants: bool,
-    clock: PrimaryClock,
+    pub(crate) clock: PrimaryClock,
 }
 
 impl Queue {
@@ -98,26 +96,6 @@ impl Queue {
     pub(crate) fn close(&self) {
         self.watcher.close();
         self.known.clear();
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_stream_open(&self) -> bool {
-        self.watcher.is_open()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn refuse_stream(&self, failure: Failure) {
-        self.watcher.refuse(failure);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn hang(&self) {
-        self.watcher.hang();
-    }
-
-    /// Whether the server has refused the change stream. Then waiters poll.
-    pub(crate) fn is_stream_refused(&self) -> bool {
-        self.watcher.is_refused()
     }
 
     /// Opens the change stream, or keeps it open, for a waiter. `None`: the server has no change streams, and the waiter polls.
@@ -219,11 +197,6 @@ impl Queue {
     /// Records the primary's clock from an answer to a command that was sent at `sent`, or later.
     pub(crate) fn read_clock(&self, sent: Moment, answer: &Document) {
         self.clock.read(sent, answer);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn step_clock(&self, ms: Option<i64>) {
-        self.clock.step(ms);
     }
 
     fn id(&self, key: &Key) -> String {
@@ -363,7 +336,7 @@ impl Subscription for QueueSubscription {
     /// # Behavior
     /// Where the document of the name has no owner, only the first waiter of the process polls. It wakes the others.
     async fn changed(&mut self) {
-        if !self.queue.is_stream_refused() && !self.waiter.polls() {
+        if !self.queue.watcher.is_refused() && !self.waiter.polls() {
             return self.waiter.changed().await;
         }
         loop {
@@ -371,7 +344,7 @@ impl Subscription for QueueSubscription {
                 () = self.waiter.changed() => return,
                 () = self.poll.changed() => {}
             }
-            if self.queue.is_stream_refused() || self.waiter.is_first() {
+            if self.queue.watcher.is_refused() || self.waiter.is_first() {
                 return;
             }
         }

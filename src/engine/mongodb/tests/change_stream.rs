@@ -9,7 +9,7 @@ use crate::engine::mongodb::error::Failure;
 #[tokio::test]
 async fn the_stream_is_open_while_there_are_waiters() {
     two(|ours, theirs| async move {
-        let is_open = || theirs.queue.as_ref().unwrap().is_stream_open();
+        let is_open = || theirs.queue.as_ref().unwrap().watcher.is_open();
         let waiter = waiting(&["n"]);
         granted(&theirs, &waiter).await;
         assert!(!is_open(), "there are no waiters");
@@ -69,7 +69,7 @@ async fn a_change_stream_that_was_refused_once_is_used_again() {
         let refusal = Failure::from(admin.run_command(doc! { "nonsense": 1 }).await.unwrap_err());
         assert!(refusal.is_without_change_streams(), "{refusal}");
         let holder = hold(&ours, "n").await;
-        theirs.queue.as_ref().unwrap().refuse_stream(refusal);
+        theirs.queue.as_ref().unwrap().watcher.refuse(refusal);
         let (first, second) = (waiting(&["n"]), waiting(&["n"]));
         let mut first_changes = wait(&theirs, &first).await;
         let mut second_changes = wait(&theirs, &second).await;
@@ -77,11 +77,11 @@ async fn a_change_stream_that_was_refused_once_is_used_again() {
         for changes in [&mut first_changes, &mut second_changes] {
             notified(changes).await;
         }
-        assert!(!theirs.queue.as_ref().unwrap().is_stream_open() || began.elapsed() > Duration::from_secs(1));
+        assert!(!theirs.queue.as_ref().unwrap().watcher.is_open() || began.elapsed() > Duration::from_secs(1));
         // Each poll is an attempt, which requests the stream again after a while.
         eventually("the stream is open", async || {
             busy(&theirs, &first).await;
-            theirs.queue.as_ref().unwrap().is_stream_open()
+            theirs.queue.as_ref().unwrap().watcher.is_open()
         })
         .await;
         // Both wait for their notifications again.
