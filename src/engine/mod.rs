@@ -48,7 +48,6 @@ mod local_waiters;
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not every store uses it"))]
 mod overload_queue;
 #[cfg(any(feature = "mongodb", feature = "redis"))]
 mod probe;
@@ -336,10 +335,8 @@ pub trait MovableClock: Sync {
 }
 
 /// How long a position in a queue lives after its owner's last attempt or heartbeat, unless the claim's ttl is shorter.
-#[cfg_attr(not(feature = "memory"), allow(dead_code, reason = "not every store uses it"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// How long an expired position is kept: a waiter that was only slow finds it again.
-#[cfg_attr(not(feature = "memory"), allow(dead_code, reason = "not every store uses it"))]
 const EXPIRED_POSITION_KEPT: Duration = Duration::from_secs(60);
 
 /// Calls [`Engine::renew`] for several renewals concurrently.

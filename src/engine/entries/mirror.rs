@@ -1,7 +1,6 @@
 //! The entries of one name, in their order, and the rule that says which of them are granted.
 
 use std::collections::BTreeMap;
-#[cfg(feature = "zookeeper")]
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -76,7 +75,6 @@ impl Mirror {
 
     /// Returns the entry whose id begins with `prefix`, and the oldest one. `None`: there is no such entry, or more than one, or it is
     /// granted.
-    #[cfg(feature = "zookeeper")]
     pub(in crate::engine) fn waits(&self, prefix: &str) -> Option<[Arc<str>; 2]> {
         let ids = self.places.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
         let mut own = ids.map(|(id, _)| id).take_while(|id| id.starts_with(prefix));
@@ -149,17 +147,14 @@ mod tests {
         mirror.apply(created("b", (12, 0)));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");
         assert!(mirror.has("b") && !mirror.has("a"));
-        #[cfg(feature = "zookeeper")]
-        {
-            assert_eq!(mirror.waits("b"), Some(["b".into(), "c".into()]));
-            assert_eq!(
-                (mirror.waits("c"), mirror.waits("x")),
-                (None, None),
-                "granted, or unknown"
-            );
-            mirror.apply(created("b2", (13, 0)));
-            assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
-        }
+        assert_eq!(mirror.waits("b"), Some(["b".into(), "c".into()]));
+        assert_eq!(
+            (mirror.waits("c"), mirror.waits("x")),
+            (None, None),
+            "granted, or unknown"
+        );
+        mirror.apply(created("b2", (13, 0)));
+        assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
         // The end of one of two entries in the same position is not that of the other one.
         mirror.apply(created("d", (9, 0)));
         mirror.apply(Change::Deleted("d".into(), None));

@@ -23,13 +23,10 @@ mod tasks;
 pub(in crate::engine) mod tests;
 
 pub(in crate::engine) use self::engine::EntryEngine;
-#[cfg(feature = "zookeeper")]
 pub(in crate::engine) use self::engine::PAGE_SIZE;
 pub(in crate::engine) use self::local::LocalEntries;
-#[cfg(feature = "zookeeper")]
 pub(in crate::engine) use self::mirror::Place;
 pub(in crate::engine) use self::mirror::{Change, Entry, Share};
-#[cfg(feature = "zookeeper")]
 pub(in crate::engine) use self::record::UNKNOWN;
 pub(in crate::engine) use self::record::{Record, Seen, Stored, now_ms};
 pub(in crate::engine) use self::store::{Failure, Outcome, Store};

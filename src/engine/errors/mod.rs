@@ -46,14 +46,12 @@ macro_rules! rows {
 pub(in crate::engine) use rows;
 
 /// The errors of a store.
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(in crate::engine) struct Table<K: 'static> {
     pub rows: &'static [Row<K>],
     /// Further advice about the certificate of an unknown authority, and about one for another name.
     pub additions: [&'static str; 2],
 }
 
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 impl<K: Copy> Table<K> {
     /// Returns the kind of an error, if the table has it, and renders the error. `code`: `None` for an error of the connection. `shown`:
     /// the text with the code.

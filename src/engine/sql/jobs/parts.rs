@@ -1,21 +1,17 @@
 //! The parts of a queue.
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 use std::{ops::RangeInclusive, time::Duration};
 
 use super::{Job, Receiver, SHARE};
 
 /// The bounds of the number of calls that a statement takes at least, if that many wait. Fewer are not worth a round trip and a
 /// commit.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 const LEAST: RangeInclusive<u128> = 16..=64;
 
 /// The time that a service needs from the answer of a call to its caller's next call, when many callers share a core.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 const PER_CALL: Duration = Duration::from_micros(20);
 
 /// The initial value of the mean time of a statement, and the largest time that counts.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(super) const MAX_STATEMENT_TIME: Duration = Duration::from_millis(2);
 
 impl Receiver {
@@ -74,7 +70,6 @@ impl Receiver {
 }
 
 /// For stores where each part has statements of its own.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 impl Receiver {
     /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
     /// sender.

@@ -204,7 +204,6 @@ impl Waiters {
     }
 
     /// Forgets the server's clock.
-    #[cfg(feature = "postgres")]
     pub(in crate::engine::sql) fn forget_clock(&self) {
         *self.clock.lock() = None;
     }
@@ -330,7 +329,6 @@ impl Waiters {
     }
 
     /// Whether there are no waiters. If so, forgets the listener, so that the next waiter starts another one.
-    #[cfg(feature = "postgres")]
     pub(in crate::engine::sql) fn forget_listener_if_unused(&self) -> bool {
         let mut tasks = self.tasks.lock();
         let is_unused = self.known.names().is_empty();
