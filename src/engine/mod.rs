@@ -13,53 +13,31 @@ use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
-#[cfg(any(feature = "mongodb", feature = "redis"))]
 mod attempt_queue;
 pub mod config;
 #[cfg(test)]
 pub(crate) mod contract;
-#[cfg(any(feature = "memory", feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod core;
 mod credentials;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod ends;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod entries;
-#[cfg(any(
-    feature = "etcd",
-    feature = "mongodb",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sqlite",
-    feature = "zookeeper"
-))]
 mod errors;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-#[cfg_attr(
-    not(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis")),
-    allow(dead_code, reason = "not every store uses it")
-)]
 mod hand_off;
-#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod local_waiters;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
 mod overload_queue;
-#[cfg(any(feature = "mongodb", feature = "redis"))]
 mod probe;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod settings;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub mod sql;
-#[cfg_attr(
-    not(all(feature = "postgres", feature = "redis")),
-    allow(dead_code, reason = "a store uses a part")
-)]
 mod target;
 #[cfg(any(
     feature = "etcd",

@@ -52,6 +52,7 @@ pub(in crate::engine) struct Table<K: 'static> {
     pub additions: [&'static str; 2],
 }
 
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 impl<K: Copy> Table<K> {
     /// Returns the kind of an error, if the table has it, and renders the error. `code`: `None` for an error of the connection. `shown`:
     /// the text with the code.

@@ -33,10 +33,6 @@ pub(super) struct Failure {
 
 /// What follows from a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    not(all(feature = "mysql", feature = "postgres")),
-    allow(dead_code, reason = "the databases have different kinds")
-)]
 pub(super) enum Kind {
     /// A conflict with another transaction: a retry may succeed at once.
     Conflict,
@@ -162,6 +158,7 @@ impl Failure {
 }
 
 /// Whether an error of a socket is one of TLS.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(super) fn is_of_tls(error: &std::io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
 }

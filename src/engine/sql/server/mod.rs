@@ -13,7 +13,6 @@
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,13 +28,12 @@ use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
 use self::worker::{LockedNames, Worker};
 use super::Page;
-use super::calls::Calls;
+use super::calls::{Place, SqlEngine};
 use super::jobs::{self, Limit};
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
 use crate::engine::sql::failure::Failure;
-use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
-use crate::stall_detector::StallDetector;
+use crate::engine::{Result, Warnings};
+use crate::model::OwnerToken;
 
 pub(super) mod connection;
 pub(super) mod pool;
@@ -155,21 +153,7 @@ pub(in crate::engine::sql) trait Session: Any + Send + Sync {
 }
 
 /// The engine of an SQL server.
-pub(in crate::engine) struct ServerEngine {
-    pub(super) server: Arc<dyn Server>,
-    prefix: Prefix,
-    pub(super) waiters: Arc<Waiters>,
-    calls: Calls,
-}
-
-impl fmt::Debug for ServerEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerEngine")
-            .field("engine", &self.server.connections().place.engine)
-            .field("server", &self.server.connections().place.address)
-            .finish_non_exhaustive()
-    }
-}
+pub(in crate::engine) type ServerEngine = SqlEngine<Waiters>;
 
 impl ServerEngine {
     /// Connects to the server. Creates the tables if they are missing.
@@ -215,83 +199,12 @@ impl ServerEngine {
         };
         let (jobs, receiver) = jobs::queue(server.statement_limit());
         let single = connections.spawn(single.run(receiver));
-        let calls = Calls::new(connections.place.engine, jobs, single, connections.dropped.clone());
-        Ok(Arc::new(ServerEngine {
-            server,
-            prefix,
-            waiters,
-            calls,
-        }))
-    }
-}
-
-#[async_trait]
-impl Engine for ServerEngine {
-    fn name(&self) -> &'static str {
-        self.server.connections().place.engine
-    }
-
-    fn address(&self) -> String {
-        self.server.connections().place.address.to_string()
-    }
-
-    fn ordered(&self) -> bool {
-        true
-    }
-
-    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        self.waiters.known.watch_event_loop(detector);
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.calls.try_acquire(claim).await
-    }
-
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        self.calls.try_acquire_in_order(claims, answer).await;
-    }
-
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.calls.renew(claim, ttl).await
-    }
-
-    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.calls.transfer(claim, to).await
-    }
-
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.calls.release(claim, keep).await
-    }
-
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.calls.release_all(claims, answer).await;
-    }
-
-    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(self.waiters.subscribe(claim)))
-    }
-
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.calls.inspect(key).await
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let first = Page::first(&self.prefix.0, prefix);
-        self.calls.list(first, page_timeout, &self.address()).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.calls.force_release(key).await
-    }
-
-    async fn close(&self) {
-        self.waiters.close();
-        self.calls.close().await;
-    }
-}
-
-impl Drop for ServerEngine {
-    fn drop(&mut self) {
-        self.waiters.close();
+        let place = Place {
+            engine: connections.place.engine,
+            address: connections.place.address.to_string(),
+            prefix: prefix.0,
+        };
+        let dropped = connections.dropped.clone();
+        Ok(SqlEngine::new(place, waiters, jobs, single, dropped))
     }
 }
