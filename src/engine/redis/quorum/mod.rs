@@ -3,8 +3,8 @@
 //!
 //! # Behavior
 //! Every verb sends a request to all nodes at once, and returns when a majority has decided: no call waits for the other
-//! nodes. `docs/quorum.md` has the argument for mutual exclusion, the rule of the fencing tokens with its proof, and the
-//! requirements on the servers.
+//! nodes. `docs/quorum.md` has the protocol and the requirements on the servers, `docs/proofs/quorum.md` the proofs of mutual exclusion
+//! and of the fencing tokens.
 //!
 //! - **A fresh value for each attempt.** A lock key contains `<owner token>.<attempt>`. A failed attempt is rolled back by
 //!   that value, so that a late rollback never removes the vote of the next attempt by the same owner. A release is by owner
