@@ -1,4 +1,16 @@
-//! The trait that every store implements, its answer types, and (in `config.rs`) the list of stores.
+//! The stores: the trait [`Engine`], which each of them implements, and its answer types.
+//!
+//! - `config.rs`: from a URL to an engine, the only match over stores. `settings.rs`: what a caller sets besides the URL. `target.rs`: the
+//!   grammar of URLs. `credentials.rs`: logins for new connections. `tls/`: certificates. `probe.rs`: what kind of server answers.
+//! - `errors/`: the tables of errors. `warnings.rs`: warnings for the user.
+//! - `core/ledger/`: the rules of the lock as pure code, for memory and the SQL stores. `entries/`: the engine of the stores where the order of
+//!   entries is the lock.
+//! - `local_waiters/`: the waiters of this process. `hand_off/`: until when a hand-off lasts. `ends.rs`: the ends of leases.
+//! - `attempt_queue.rs`, `overload_queue.rs`: the attempts that wait, and their order.
+//! - `memory.rs`, `redis/`, `mongodb/`, `sql/`, `etcd/`, `zookeeper/`: the stores.
+//! - `contract/`: the cases that every engine passes.
+//!
+//! An engine makes single attempts. It never waits for a busy name and never retries: the service does (`service/acquire/`).
 
 use std::fmt;
 use std::sync::Arc;
