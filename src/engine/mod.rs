@@ -205,6 +205,11 @@ pub trait Subscription: Send {
 ///   repeats releases of claims whose attempts failed.
 /// - Where an engine has a queue of calls, `renew` and `release` go before queued attempts.
 /// - A claim of several names is held as a whole or not at all.
+///
+/// # What to implement
+/// The methods without a default. Then `renew_all` and `release_all` if one command can serve several claims, `try_acquire_in_order` if several
+/// waiters can enter a queue at once, [`Subscription::is_reliable`] and [`Subscription::take_hand_off`] if the engine keeps the positions of
+/// its waiters alive and a release can grant a name, and `longest_lease` if a lock ends with a session of the server.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug {
     /// Returns the store's name: its module, feature and URL scheme.
@@ -246,7 +251,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// # Behavior
     /// In an ordered store, an attempt never succeeds before a live waiter that came earlier. With `claim.waiting`, a busy attempt
     /// enters the queue of the name that it returns, or keeps its position there alive. A position expires when its owner makes
-    /// no attempt for a time that is at most the claim's ttl.
+    /// no attempt for a time that is at most the claim's ttl, unless its engine keeps it alive ([`Subscription::is_reliable`]).
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired>;
 
     /// Makes attempts for several waiters of this process with the same first name, in the order of the list.

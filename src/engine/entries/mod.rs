@@ -38,7 +38,7 @@ pub(in crate::engine) use self::engine::EntryEngine;
 pub(in crate::engine) use self::engine::PAGE_SIZE;
 pub(in crate::engine) use self::local::LocalEntries;
 #[cfg(feature = "zookeeper")]
-pub(in crate::engine) use self::mirror::Place;
+pub(in crate::engine) use self::mirror::Position;
 pub(in crate::engine) use self::mirror::{Change, Entry, Share};
 #[cfg(feature = "zookeeper")]
 pub(in crate::engine) use self::record::UNKNOWN;

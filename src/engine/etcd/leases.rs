@@ -87,7 +87,7 @@ impl Lease {
     }
 
     /// Whether it may have expired.
-    fn is_over(&self) -> bool {
+    fn may_have_expired(&self) -> bool {
         (*self.answered.lock() + self.length).is_past()
     }
 }
@@ -161,7 +161,7 @@ impl Leases {
 
     fn insert(&self, lease: Arc<Lease>) {
         let mut leases = self.leases.lock();
-        leases.retain(|lease| !lease.is_over());
+        leases.retain(|lease| !lease.may_have_expired());
         let mut of_waiters = leases.iter().filter(|lease| lease.class == Class::Waiters);
         if of_waiters.clone().count() >= MOST_OF_WAITERS
             && let Some(oldest) = of_waiters.next().map(|lease| lease.id)
@@ -203,7 +203,7 @@ impl Leases {
 
     /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks. `None`: it may have expired.
     pub(super) fn end_of(&self, id: i64) -> Option<Moment> {
-        let lease = self.find(id).filter(|lease| !lease.is_over())?;
+        let lease = self.find(id).filter(|lease| !lease.may_have_expired())?;
         Some(lease.ends() - RESERVE)
     }
 

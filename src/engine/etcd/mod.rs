@@ -53,7 +53,7 @@ async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
     let (store, engine) = EntryEngine::new(create, running.clone(), store_timeout);
     let name = Key::new("connect").map_err(|error| EngineError::new(store::NAME, "connect", false, error))?;
     let read = loop {
-        match store.look(slice::from_ref(&name), None).await {
+        match store.read(slice::from_ref(&name), None).await {
             // A member without a leader: the next request goes to another one.
             Err(failure) if failure.is_sent && failure.passes && members > 1 => members -= 1,
             read => break read,

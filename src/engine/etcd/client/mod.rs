@@ -5,7 +5,7 @@
 //! - It leaves a member that answers no request for a second, if there are others (`liveness.rs`), and one without a leader, which the
 //!   header `hasleader` makes it report.
 //! - etcd executes the requests of a connection in any order. So the answer to an attempt whose caller was dropped is awaited, and a
-//!   release of its claim waits for it (`Store::answered`).
+//!   release of its claim waits for it (`Store::wait_for_answers`).
 //! - All watches share a stream (`watches.rs`). The probe of a connection is a request, because etcd closes connections with frequent
 //!   pings.
 
@@ -186,10 +186,10 @@ impl Client {
     }
 
     /// Waits until no attempt of an owner is without an answer.
-    pub(super) async fn answered(&self, owner: &OwnerToken) {
+    pub(super) async fn wait_for_answers(&self, owner: &OwnerToken) {
         let current = self.state.lock().current.clone();
         if let Some(connection) = current {
-            connection.answered(owner).await;
+            connection.wait_for_answers(owner).await;
         }
     }
 

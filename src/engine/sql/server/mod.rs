@@ -44,6 +44,10 @@
 //! connection. It is cancelled earlier when two callers, one after the other, were dropped without an answer, and when a heartbeat has no
 //! answer after 2 s. If no other connection has answered in the second half of that time, the others may be silent, too: their statements
 //! are cancelled after 100 ms, and idle ones are tested before they are used (`connection.rs`, `pool.rs`).
+//!
+//! If a connection does not answer its test within 500 ms, the test continues, and a new connection is opened beside it. The silent one is
+//! closed when the new one is open, or after the store timeout; with a full pool after half of it. The silence of a connection that has
+//! never answered says nothing about the others.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
