@@ -75,7 +75,7 @@ impl Core {
             if let Some(index) = busy {
                 if names.len() > 1 && entries.iter().any(Stored::holds) {
                     // They have the data of a lease: they were created when all names seemed to be free.
-                    let Some(marked) = self.write(owner, parts(entries), Some(owner), claim.ttl).await? else {
+                    let Some(marked) = self.write(owner, as_set(entries), Some(owner), claim.ttl).await? else {
                         seen = self.store.read(names, Some(owner)).await?;
                         continue;
                     };
@@ -113,6 +113,7 @@ impl Core {
         let owner = &claim.owner;
         // The service counts its lease from then.
         let sent = claim.sent_at().map_or(began, |sent| sent.max(began));
+        // A retry after a lost reply keeps its token: the one that this process knows, or the one that is written.
         let known = self.claims.get(owner).map(|(_, own)| own.fence);
         let waited = known == Some(None);
         let known = known.flatten().filter(|fence| *fence != Fence::NONE);
@@ -155,7 +156,7 @@ pub(super) fn of_lease(mut entry: Stored, ttl: Ttl, fence: Fence) -> Stored {
 }
 
 /// Returns entries with the data of a claim that does not hold all of its names.
-fn parts(mut entries: Vec<Stored>) -> Vec<Stored> {
+fn as_set(mut entries: Vec<Stored>) -> Vec<Stored> {
     let records = entries.iter_mut().filter_map(|entry| entry.record.as_mut());
     records.for_each(|record| record.set = true);
     entries

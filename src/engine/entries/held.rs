@@ -163,7 +163,7 @@ impl Core {
     /// is not.
     ///
     /// # Behavior
-    /// Waits for a fencing token that another process has not written yet.
+    /// Waits for a fencing token that another process has not written yet. `is_known`: the lease is of this process, which knows its token.
     async fn held(&self, claim: &Claim, other: &OwnerToken, is_known: bool) -> Outcome<Option<(Vec<Stored>, Fence)>> {
         for poll in 0.. {
             let seen = self.store.read(claim.keys(), Some(&claim.owner)).await?;

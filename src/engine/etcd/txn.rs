@@ -1,5 +1,7 @@
 //! The transactions on entries.
 
+use std::sync::Arc;
+
 use super::client::messages::{
     Compare, DeleteRequest, KeyValue, Op, OpAnswer, PutRequest, RangeRequest, RangeResponse, ResponseOp, TxnRequest,
     TxnResponse,
@@ -10,7 +12,6 @@ use super::store::{Etcd, Range};
 use crate::clock::Moment;
 use crate::engine::entries::{Record, Seen, Stored, now_ms};
 use crate::model::{Claim, Key, OwnerToken};
-use std::sync::Arc;
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
 
