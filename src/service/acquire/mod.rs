@@ -2,6 +2,20 @@
 //!
 //! The loop ends with a grant, at the deadline, when the caller aborts, or when the service closes. A call that ends without the
 //! lock leaves its claim to `abandoned.rs`.
+//!
+//! `Engine::ordered` says which of two kinds a store is:
+//!
+//! - **It keeps a queue.** The claim subscribes before its first attempt, because that attempt may enter the queue. Each later attempt
+//!   keeps the position alive. Where the engine keeps the positions of the process alive (`Subscription::is_reliable`), a waiter does not
+//!   poll.
+//! - **It keeps none** (a standalone MongoDB, a quorum). The waiters of a name in this process form a FIFO (`local_fifo.rs`), and only the
+//!   first one uses the store. It subscribes *after* a busy answer and makes an attempt again at once, because changes in between were not
+//!   notified.
+//!
+//! A notification may be lost. That costs the time until the next poll: at the end of the current lease, at most 5 s later.
+//!
+//! A grant whose lease has ended when it arrives is released, and the next attempt has a new owner. Where the lease ended while a blocked
+//! event loop had not received it, the call continues under its number (`AcquireOptions::resumed`), but behind waiters of other processes.
 
 mod attempt;
 mod attempt_loop;
@@ -25,7 +39,6 @@ use super::abandoned::AbandonedClaim;
 use super::event::{Event, EventKind, add, sub};
 use super::lease::{Grant, Lease};
 use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
-
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, OwnerToken, Ttl};
 

@@ -13,6 +13,16 @@
 //!
 //! No other SQLite library in the same process (better-sqlite3, `node:sqlite`) may open the same file: POSIX drops the
 //! locks of a process on a file when any of its descriptors of that file is closed.
+//!
+//! # Waiters
+//! SQLite sends no messages. A release reads the address of the first waiter in its transaction, and sends a datagram after the commit
+//! (`sql/udp_wakeup.rs`). Containers that share a volume have separate loopback interfaces. So while calls of an engine wait, its writer
+//! also reads `PRAGMA data_version` every 50 ms. If another connection has committed, it reads which of these calls are the first for a
+//! free name (`next_waiters.sql`), and wakes them. It spends at most a tenth of its time on this. Both statements only read: if all waiters
+//! made an attempt after each commit, these attempts would be commits again.
+//!
+//! # Files
+//! `docs/proofs/sqlite-files.md` has the rule for deleted and replaced files.
 
 use std::sync::Arc;
 
