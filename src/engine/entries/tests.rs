@@ -192,7 +192,7 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
 }
 
 /// ZooKeeper reports the end of a session as deletions in any order, of which the last ones may be missing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiters_whose_entries_are_gone_enter_again_in_their_order() {
     for is_read in [true, false] {
         let (mut f, [first, second, third]) = fixture();
