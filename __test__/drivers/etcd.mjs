@@ -107,7 +107,6 @@ export const etcd = {
   /** A URL of a server. */
   url: ({ port, host = '127.0.0.1', login = '', tls = false }) =>
     `etcd${tls ? 's' : ''}://${login && `${login}@`}${host}:${port}`,
-  /** A login lasts for this time without use. */
   loginLastsMs: 2000,
   /** Starts a server with a user that has the permissions for one prefix. */
   async startWithUsers({ user, password, prefix }) {
@@ -141,12 +140,8 @@ export const etcd = {
       await etcdctl(server, 'alarm', 'disarm')
     }
   },
-  /** A certificate that is not trusted ends a call at once also after `connect`; a port without TLS does not. */
-  failsAtOnce: true,
   errors: {
-    tlsOption: 'tls must be absent for etcd:// (etcds:// uses TLS)',
     full: /space exceeded.*etcdctl alarm disarm/,
-    noTls: /TLS/,
     onlyTls: /etcds:\/\//,
     wrongPassword: /user name and the password/,
     noLogin: /login/,

@@ -139,9 +139,7 @@ export const zookeeper = {
   addEntries: ({ url }, key, count, size) => addEntries(url, `${FOLDER}/${folderOf(key)}`, count, size),
   /** Exceeds a quota. Resolves to a function that removes it. */
   fill: ({ url }) => fillQuota(url, FOLDER, 9),
-  failsAtOnce: true,
   errors: {
-    tlsOption: 'tls must be absent for zookeeper:// (zookeepers:// uses TLS)',
     tooLong: /the list of the entries of .+ has more than 16 MiB/,
     full: /QuotaExceeded \(-125\): raise the quota/,
     noTls: /secureClientPort/,

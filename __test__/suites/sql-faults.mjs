@@ -131,7 +131,7 @@ export function sqlFaults(driver, cases) {
           resolve(warning)
         })
       })
-      const locks = await connect({ table: 'dropped' })
+      const locks = await connect({ table: 'dropped', storeTimeoutMs: 10_000 })
       const lock = await locks.acquire('n', { ttlMs: 1500 })
       const waiting = later(locks.acquire('n', { waitMs: 30_000 }))
       await until('it waits', async () => (await locks.inspect('n'))?.waiting === 1)
