@@ -1,26 +1,64 @@
-//! The calls of an engine: jobs for the task that uses its connection.
+//! The engine of all stores of this folder: its calls are jobs for the task that uses its connections.
 
 use std::borrow::Borrow;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::Page;
 use super::dropped_calls::DroppedCalls;
 use super::jobs::{Job, Reply, Sender, StartState};
-use crate::engine::{Acquired, Attempts, Released, Releases, Renewed, Result};
+use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::error::EngineError;
 use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
-/// The sending side of an engine. The methods are those of [`crate::engine::Engine`].
-pub(super) struct Calls {
-    engine: &'static str,
+/// How the waiters of an engine are woken.
+#[async_trait]
+pub(in crate::engine) trait Wakeup: Send + Sync {
+    /// As [`Engine::watch_event_loop`].
+    fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
+
+    /// Subscribes for a claim, which waits for one name at a time.
+    async fn subscribe(&self, claim: &Claim) -> Box<dyn Subscription>;
+
+    /// Ends its tasks.
+    fn close(&self) {}
+}
+
+/// The engine of a database. Its task and the wake-ups live until it is closed or dropped.
+pub(in crate::engine) struct SqlEngine<W: Wakeup> {
+    place: Place,
+    pub(super) waiters: Arc<W>,
     /// The task. `None` once closed.
     running: Mutex<Option<Running>>,
     dropped: Arc<DroppedCalls>,
+}
+
+/// Where the locks of an engine are.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub engine: &'static str,
+    pub address: String,
+    /// The prefix of every name.
+    pub prefix: String,
+}
+
+impl<W: Wakeup> fmt::Debug for SqlEngine<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.place.fmt(f)
+    }
+}
+
+impl<W: Wakeup> Drop for SqlEngine<W> {
+    fn drop(&mut self) {
+        self.waiters.close();
+    }
 }
 
 struct Running {
@@ -45,14 +83,21 @@ impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
     }
 }
 
-impl Calls {
-    /// Creates the calls that `task` executes.
-    pub(super) fn new(engine: &'static str, jobs: Sender, task: Task, dropped: Arc<DroppedCalls>) -> Self {
-        Calls {
-            engine,
+impl<W: Wakeup> SqlEngine<W> {
+    /// Creates an engine whose jobs `task` executes.
+    pub(super) fn new(
+        place: Place,
+        waiters: Arc<W>,
+        jobs: Sender,
+        task: Task,
+        dropped: Arc<DroppedCalls>,
+    ) -> Arc<Self> {
+        Arc::new(SqlEngine {
+            place,
+            waiters,
             running: Mutex::new(Some(Running { jobs, task })),
             dropped,
-        }
+        })
     }
 
     /// Sends a job, and waits for its answer.
@@ -73,7 +118,7 @@ impl Calls {
                 Some(_) => (true, "a bug in holdfast or in its driver: the call panicked"),
                 None => (false, "this engine is closed"),
             };
-            Err(EngineError::new(self.engine, op, is_open, text))
+            Err(EngineError::new(self.place.engine, op, is_open, text))
         })
     }
 
@@ -95,15 +140,39 @@ impl Calls {
             .await
     }
 
-    pub(super) async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+    /// Returns the answer of a job with one claim.
+    fn one<T>(&self, answers: Vec<T>, op: &'static str) -> Result<T> {
+        let answer = answers.into_iter().next();
+        answer.ok_or_else(|| EngineError::new(self.place.engine, op, false, "the job has no answer"))
+    }
+}
+
+#[async_trait]
+impl<W: Wakeup> Engine for SqlEngine<W> {
+    fn name(&self) -> &'static str {
+        self.place.engine
+    }
+
+    fn address(&self) -> String {
+        self.place.address.clone()
+    }
+
+    fn ordered(&self) -> bool {
+        true
+    }
+
+    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        self.waiters.watch_event_loop(detector);
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
         let copies = vec![Arc::new(claim.clone())];
         let answers = self.acquire(std::slice::from_ref(claim), copies).await?;
         self.one(answers, "acquire")
     }
 
-    /// # Behavior
     /// Makes all attempts in one transaction. If that fails, makes each in its own.
-    pub(super) async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
         match self.acquire(claims, claims.to_vec()).await {
             Ok(answers) => answers
                 .into_iter()
@@ -118,23 +187,22 @@ impl Calls {
         }
     }
 
-    pub(super) async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
         self.call("renew", |reply| Job::Renew(claim.clone(), ttl, reply)).await
     }
 
-    pub(super) async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
         self.call("transfer", |reply| Job::Transfer(claim.clone(), to.clone(), reply))
             .await
     }
 
-    pub(super) async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
         let answers = self.release_in_one(std::slice::from_ref(claim), keep).await?;
         self.one(answers, "release")
     }
 
-    /// # Behavior
     /// Makes all releases in one transaction. If that fails, makes each in its own.
-    pub(super) async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
         let released = self.release_in_one(claims, Duration::ZERO).await;
         match released {
             Ok(answers) => answers
@@ -152,42 +220,45 @@ impl Calls {
         }
     }
 
-    pub(super) async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
+        Ok(self.waiters.subscribe(claim).await)
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
         self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
     }
 
-    /// `address`: the store's, for errors.
-    pub(super) async fn list(&self, first: Page, page_timeout: Duration, address: &str) -> Result<Vec<LockInfo>> {
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        let Place {
+            engine,
+            address,
+            prefix: of_all,
+        } = &self.place;
         let mut found = Vec::new();
-        let mut next = Some(first);
+        let mut next = Some(Page::first(of_all, prefix));
         while let Some(page) = next {
             let answer = self.call("list", |reply| Job::List(page, reply));
             let (leases, after) = timeout(page_timeout, answer)
                 .await
-                .unwrap_or_else(|_| Err(EngineError::no_answer(self.engine, address, "list", page_timeout)))?;
+                .unwrap_or_else(|_| Err(EngineError::no_answer(engine, address, "list", page_timeout)))?;
             found.extend(leases);
             next = after;
         }
         Ok(found)
     }
 
-    pub(super) async fn force_release(&self, key: &Key) -> Result<bool> {
+    async fn force_release(&self, key: &Key) -> Result<bool> {
         self.call("forceRelease", |reply| Job::ForceRelease(key.clone(), reply))
             .await
     }
 
     /// Ends the task after it has answered the earlier jobs.
-    pub(super) async fn close(&self) {
+    async fn close(&self) {
+        self.waiters.close();
         let running = self.running.lock().take();
         if let Some(Running { jobs, task }) = running {
             drop(jobs);
             task.ended().await;
         }
-    }
-
-    /// Returns the answer of a job with one claim.
-    fn one<T>(&self, answers: Vec<T>, op: &'static str) -> Result<T> {
-        let answer = answers.into_iter().next();
-        answer.ok_or_else(|| EngineError::new(self.engine, op, false, "the job has no answer"))
     }
 }

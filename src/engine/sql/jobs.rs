@@ -66,7 +66,6 @@ impl<T> Reply<T> {
 pub(super) struct StartState {
     state: AtomicU8,
     /// Dropped when neither the caller nor the task has the start state any more.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     attached: std::sync::OnceLock<Box<dyn std::any::Any + Send + Sync>>,
 }
 
@@ -97,7 +96,6 @@ impl StartState {
     }
 
     /// Attaches a guard.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn attach(&self, guard: impl std::any::Any + Send + Sync) {
         let _ = self.attached.set(Box::new(guard));
     }
@@ -151,7 +149,6 @@ impl Job {
 
     /// Whether the job has several claims, and at least one of them has no locked name. If such a job fails, its caller sends each claim as
     /// its own job.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn is_divisible(&self, is_locked: impl Fn(&Key) -> bool) -> bool {
         let is_free = |claim: &Claim| !claim.keys().iter().any(&is_locked);
         match self {
@@ -163,7 +160,6 @@ impl Job {
 
     /// Whether it has to be executed after an earlier job: a release after those of the same owner, others after those with one of its
     /// names. A renewal never waits: its attempt was answered before.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn must_follow(&self, earlier: &Job) -> bool {
         match self {
             Job::Renew(..) => false,
@@ -178,7 +174,6 @@ impl Job {
         }
     }
 
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     fn owners(&self) -> Vec<&OwnerToken> {
         match self {
             Job::Acquire(claims, ..) => claims.iter().map(|claim| &claim.owner).collect(),
@@ -190,7 +185,6 @@ impl Job {
     }
 
     /// Returns the names that it may change.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn keys(&self) -> Vec<&Key> {
         match self {
             Job::Acquire(claims, ..) => claims.iter().flat_map(|claim| claim.keys()).collect(),
@@ -215,7 +209,6 @@ impl Job {
     }
 
     /// Whether the job has its answer, or its caller was dropped.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn is_answered(&self) -> bool {
         match self {
             Job::Acquire(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),
@@ -260,11 +253,7 @@ pub(super) struct Receiver {
     waiting: OverloadQueue<Job>,
     limit: Limit,
     /// The number of jobs of each part in its last batch, without renewals.
-    #[cfg(any(feature = "postgres", feature = "mysql"))]
     counted_in_batch: [usize; 3],
-    /// The moving average of the time of a statement of attempts.
-    #[cfg(any(feature = "postgres", feature = "mysql"))]
-    statement_time: Duration,
 }
 
 /// The size of a transaction, or of a statement, unless one job is larger.
@@ -302,10 +291,7 @@ pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
         limit,
-        #[cfg(any(feature = "postgres", feature = "mysql"))]
         counted_in_batch: [0; 3],
-        #[cfg(any(feature = "postgres", feature = "mysql"))]
-        statement_time: parts::MAX_STATEMENT_TIME,
     };
     (sender, receiver)
 }

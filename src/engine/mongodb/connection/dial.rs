@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mongodb::Database;
 use mongodb::bson::{Document, doc};
 use mongodb::options::{
     Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
@@ -64,24 +65,9 @@ impl MongodbEngine {
             EngineError::new(ENGINE, CONNECT, failure.is_out_of_descriptors(), failure)
         })?;
         let database = client.database(&config.database);
-        let greeting = async {
-            tokio::select! {
-                hello = database.run_command(doc! { "hello": 1 }) => {
-                    hello.map_err(|error| failed(&settings.options, monitor.explain(Failure(error))))
-                }
-                reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
-            }
-        };
-        let hello = steps.step("to the first command", greeting).await?;
-        if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
-            return Err(EngineError::new(
-                ENGINE,
-                CONNECT,
-                false,
-                "the server is older than MongoDB 5.0, the oldest version that holdfast supports",
-            ));
-        }
-        check_primary(&settings.options, &hello)?;
+        let hello = steps
+            .step("to the first command", greet(&database, &settings.options, &monitor))
+            .await?;
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let is_cluster = is_set || is_router;
@@ -165,6 +151,22 @@ impl Steps {
             Err(EngineError::new(ENGINE, CONNECT, true, message))
         })
     }
+}
+
+/// Sends the first command, and checks its answer.
+async fn greet(database: &Database, options: &ClientOptions, monitor: &ServerMonitor) -> Result<Document> {
+    let hello = tokio::select! {
+        hello = database.run_command(doc! { "hello": 1 }) => {
+            hello.map_err(|error| failed(options, monitor.explain(Failure(error))))?
+        }
+        reasons = monitor.unusable() => return Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
+    };
+    if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
+        let message = "the server is older than MongoDB 5.0, the oldest version that holdfast supports";
+        return Err(EngineError::new(ENGINE, CONNECT, false, message));
+    }
+    check_primary(options, &hello)?;
+    Ok(hello)
 }
 
 /// Adds the name to an error of its resolution.

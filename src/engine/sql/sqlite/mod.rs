@@ -13,24 +13,29 @@
 //!
 //! No other SQLite library in the same process (better-sqlite3, `node:sqlite`) may open the same file: POSIX drops the
 //! locks of a process on a file when any of its descriptors of that file is closed.
+//!
+//! # Waiters
+//! SQLite sends no messages. A release reads the address of the first waiter in its transaction, and sends a datagram after the commit
+//! (`sql/udp_wakeup.rs`). Containers that share a volume have separate loopback interfaces. So while calls of an engine wait, its writer
+//! also reads `PRAGMA data_version` every 50 ms. If another connection has committed, it reads which of these calls are the first for a
+//! free name (`next_waiters.sql`), and wakes them. It spends at most a tenth of its time on this. Both statements only read: if all waiters
+//! made an attempt after each commit, these attempts would be commits again.
+//!
+//! # Files
+//! `docs/proofs/sqlite-files.md` has the rule for deleted and replaced files.
 
-use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
-
-use async_trait::async_trait;
 
 use self::file::File;
 use self::statements::Statements;
 use self::verbs::Verbs;
 use self::writer::Writer;
-use super::Page;
-use super::calls::Calls;
+use super::calls::{Place, SqlEngine};
 use super::config::SqliteConfig;
 use super::jobs::{self, BATCH, Limit};
-use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
+use super::udp_wakeup::UdpWakeup;
+use crate::engine::Result;
 use crate::event_loop::Task;
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 mod error;
 mod file;
@@ -45,19 +50,7 @@ mod writer;
 const NAME: &str = "sqlite";
 
 /// The engine behind `sqlite:` URLs, and the default one.
-pub struct SqliteEngine {
-    path: std::path::PathBuf,
-    verbs: Arc<Verbs>,
-    calls: Calls,
-}
-
-impl fmt::Debug for SqliteEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteEngine")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
-    }
-}
+pub(in crate::engine) type SqliteEngine = SqlEngine<UdpWakeup>;
 
 impl SqliteEngine {
     /// Opens the store. Creates its folder, its file and its tables if they are missing.
@@ -86,73 +79,17 @@ impl SqliteEngine {
             version: None,
         };
         let writer = Task::spawn(None, writer.run(receiver));
-        Ok(Arc::new(SqliteEngine {
-            path,
-            verbs,
-            calls: Calls::new(NAME, jobs, writer, Arc::default()),
-        }))
-    }
-}
-
-#[async_trait]
-impl Engine for SqliteEngine {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn address(&self) -> String {
-        self.path.display().to_string()
-    }
-
-    fn ordered(&self) -> bool {
-        true
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.calls.try_acquire(claim).await
-    }
-
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        self.calls.try_acquire_in_order(claims, answer).await;
-    }
-
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.calls.renew(claim, ttl).await
-    }
-
-    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.calls.transfer(claim, to).await
-    }
-
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.calls.release(claim, keep).await
-    }
-
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.calls.release_all(claims, answer).await;
-    }
-
-    /// # Behavior
-    /// The subscription belongs to the claim's owner and to no name: a claim waits for one name at a time. The owner's next waiting
-    /// attempt stores the address.
-    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(self.verbs.wakeup.subscribe(&claim.owner).await)
-    }
-
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.calls.inspect(key).await
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let first = Page::first(&self.verbs.prefix, prefix);
-        self.calls.list(first, page_timeout, &self.address()).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.calls.force_release(key).await
-    }
-
-    async fn close(&self) {
-        self.calls.close().await;
+        let place = Place {
+            engine: NAME,
+            address: path.display().to_string(),
+            prefix: verbs.prefix.clone(),
+        };
+        Ok(SqlEngine::new(
+            place,
+            verbs.wakeup.clone(),
+            jobs,
+            writer,
+            Arc::default(),
+        ))
     }
 }
