@@ -49,20 +49,28 @@ struct Unwritten {
     ids: Vec<String>,
     tick: Timestamp,
     ttl: Ttl,
-    granted: Moment,
+    /// The end of the lease, unless it is renewed. A renewal writes the token.
+    ends: Moment,
+    /// When the token is written.
+    due: Moment,
 }
 
 impl State {
-    /// Returns up to [`MOST_TOGETHER`] tokens that are due, and forgets those of leases that have ended: a renewal would have written
-    /// them. `None`: there are no tokens.
+    /// Returns up to [`MOST_TOGETHER`] tokens that are due, the longest due first, and forgets those of leases that have ended.
+    /// `None`: there are no tokens.
+    ///
+    /// # Behavior
+    /// Tokens that cannot be written are due again behind all others.
     fn due(&mut self, now: Moment) -> Option<Vec<(OwnerToken, Unwritten)>> {
-        self.tokens
-            .retain(|_, token| token.granted + token.ttl.duration() > now);
-        let due = self.tokens.iter().filter(|(_, token)| token.granted + DELAY <= now);
-        let due = due
-            .take(MOST_TOGETHER)
-            .map(|(owner, token)| (owner.clone(), token.clone()));
-        (!self.tokens.is_empty()).then(|| due.collect())
+        self.tokens.retain(|_, token| token.ends > now);
+        let mut due: Vec<_> = self.tokens.iter_mut().filter(|(_, token)| token.due <= now).collect();
+        due.sort_unstable_by_key(|(_, token)| token.due);
+        let due = due.into_iter().take(MOST_TOGETHER).map(|(owner, token)| {
+            token.due = now + DELAY;
+            (owner.clone(), token.clone())
+        });
+        let due = due.collect();
+        (!self.tokens.is_empty()).then_some(due)
     }
 }
 
@@ -74,12 +82,13 @@ impl UnwrittenTokens {
 
     /// Writes the token of a claim that was granted these documents, unless it is released soon.
     pub(crate) fn write_later(self: &Arc<Self>, claim: &Claim, ids: Vec<String>, tick: Timestamp) {
-        let (ttl, granted) = (claim.ttl, Moment::now());
+        let now = Moment::now();
         let token = Unwritten {
             ids,
             tick,
-            ttl,
-            granted,
+            ttl: claim.ttl,
+            ends: now + claim.ttl.duration(),
+            due: now + DELAY,
         };
         let mut state = self.state.lock();
         state.tokens.insert(claim.owner.clone(), token);
@@ -191,7 +200,8 @@ mod tests {
             ids: vec!["n".to_owned()],
             tick: Timestamp { time: 1, increment: 1 },
             ttl: Ttl::new(Duration::from_secs(seconds)).unwrap(),
-            granted,
+            ends: granted + Duration::from_secs(seconds),
+            due: granted + DELAY,
         };
         state.tokens.insert(owner.clone(), token);
         owner
@@ -209,6 +219,24 @@ mod tests {
             due.iter().for_each(|(owner, _)| drop(state.tokens.remove(owner)));
         }
         assert_eq!(sizes, [64, 64, 64, 7]);
+    }
+
+    #[test]
+    fn tokens_that_cannot_be_written_are_due_again_behind_all_others() {
+        let (mut state, now) = (State::default(), Moment::now());
+        let ms = Duration::from_millis;
+        for at in 0..3 {
+            (0..64).for_each(|_| drop(unwritten(&mut state, 5, now + ms(at))));
+        }
+        // No write succeeds. The pauses are longer than a token needs to be due again.
+        let mut taken = HashMap::<OwnerToken, u32>::new();
+        for round in 0..6 {
+            let due = state.due(now + ms(500 * (round + 1))).unwrap();
+            assert_eq!(due.len(), 64);
+            due.into_iter()
+                .for_each(|(owner, _)| *taken.entry(owner).or_default() += 1);
+        }
+        assert_eq!((taken.len(), taken.values().all(|times| *times == 2)), (192, true));
     }
 
     #[test]
