@@ -19,7 +19,7 @@ use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo};
 
 /// How often a document without a token is read again, every [`DELAY`].
-const REPEATS: u32 = 3;
+const REPEATS: usize = 3;
 /// Number of documents in one page of a list.
 const PAGE: u32 = 1000;
 
@@ -29,14 +29,14 @@ const LIST: &str = "list";
 impl Core {
     /// The engine's `inspect`.
     pub(crate) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
-        let mut found = self.read(&[self.id(key)]).await?;
-        self.add_tokens(&mut found).await?;
+        let mut found = self.read(vec![self.id(key)]).await?;
+        self.add_tokens(&mut found, |ids| self.read(ids)).await?;
         Ok(info_of(key, &found))
     }
 
     /// The engine's `inspect_now`.
     pub(crate) async fn inspect_once(&self, key: &Key) -> Outcome<Option<LockInfo>> {
-        Ok(info_of(key, &self.read(&[self.id(key)]).await?))
+        Ok(info_of(key, &self.read(vec![self.id(key)]).await?))
     }
 
     /// Returns the owner of a new lease whose token is written later.
@@ -50,13 +50,13 @@ impl Core {
         if self.unwritten.is_none() || self.tick_of(claim).is_some() {
             return Ok(());
         }
-        let mut found = self.read(&self.ids(claim)).await?;
-        self.add_tokens(&mut found).await
+        let mut found = self.read(self.ids(claim)).await?;
+        self.add_tokens(&mut found, |ids| self.read(ids)).await
     }
 
     /// Reads the documents that keep these names busy.
-    async fn read(&self, ids: &[String]) -> Outcome<Vec<Document>> {
-        let filter = documents::busy(match ids {
+    async fn read(&self, ids: Vec<String>) -> Outcome<Vec<Document>> {
+        let filter = documents::busy(match &ids[..] {
             [id] => doc! { "_id": id },
             ids => doc! { "_id": { "$in": ids } },
         });
@@ -68,12 +68,19 @@ impl Core {
         self.pool.call(Class::Query, read).await
     }
 
-    /// Reads the documents again that have no token yet. One that is gone stays as it was read.
+    /// Reads the documents again that have no token yet, by `read`. One that is gone becomes empty.
     ///
     /// # Behavior
     /// Where another owner has the name meanwhile, the token of that one is not waited for: the name is acquired so often that the
     /// next read would find one more owner without a token.
-    async fn add_tokens(&self, documents: &mut [Document]) -> Outcome<()> {
+    async fn add_tokens<E, F>(
+        &self,
+        documents: &mut [Document],
+        read: impl Fn(Vec<String>) -> F,
+    ) -> std::result::Result<(), E>
+    where
+        F: Future<Output = std::result::Result<Vec<Document>, E>>,
+    {
         let without = |(at, document): (usize, &Document)| {
             let owner = self.owner_without_token(document)?.to_owned();
             Some((documents::id(document)?.to_owned(), (at, owner)))
@@ -87,7 +94,7 @@ impl Core {
             let mut before = std::mem::take(&mut without);
             let ids: Vec<String> = before.keys().cloned().collect();
             for ids in ids.chunks(PAGE as usize) {
-                for document in self.read(ids).await? {
+                for document in read(ids.to_vec()).await? {
                     let entry = documents::id(&document).and_then(|id| before.remove_entry(id));
                     let Some((id, (at, owner))) = entry else { continue };
                     if self.owner_without_token(&document) == Some(&owner) {
@@ -96,6 +103,7 @@ impl Core {
                     documents[at] = document;
                 }
             }
+            before.values().for_each(|(at, _)| documents[*at].clear());
         }
         Ok(())
     }
@@ -132,9 +140,14 @@ impl Core {
                 }
             }
         }
-        let added = self.add_tokens(&mut without);
-        self.in_time(page_timeout + DELAY * REPEATS, added).await?;
-        for (at, document) in places.into_iter().zip(&without) {
+        self.add_tokens(&mut without, |ids| self.in_time(page_timeout, self.read(ids)))
+            .await?;
+        let found = places
+            .into_iter()
+            .zip(&without)
+            .filter(|(_, document)| !document.is_empty());
+        for (at, document) in found {
+            // One that is gone stays as it was read.
             list[at] = documents::info(&list[at].name, document);
         }
         Ok(list)
@@ -150,7 +163,8 @@ impl Core {
 }
 
 fn info_of(key: &Key, found: &[Document]) -> Option<LockInfo> {
-    found.first().map(|document| documents::info(key.as_str(), document))
+    let document = found.first().filter(|document| !document.is_empty())?;
+    Some(documents::info(key.as_str(), document))
 }
 
 /// Returns the next page: the documents that the driver has fetched, or those of one request. Empty: the list has ended.
