@@ -1,9 +1,11 @@
 //! Watches changes for the waiters of this process: one change stream per engine, open while a call waits.
 //!
-//! The stream has an event for each name that was handed off to a waiter of this process. Of all names it also has what is rare:
-//! releases that keep a name busy for a time, and hand-offs to waiters of other processes that last for less than 2 s
-//! (`RESERVATION`). It has no deletions: holdfast does not delete the document of a name with live waiters. Where another program
-//! or the TTL monitor deletes it, the next heartbeat shows that.
+//! The stream has only events for this process: a name was handed off to one of its waiters, or one of them is the next for a name
+//! that is busy for a known time: for a minimum hold, or for a hand-off to a waiter of another process that lasts for less than 2 s
+//! (`RESERVATION`). If the process of the next waiter has died, the heartbeats of the others find the free name.
+//!
+//! The stream has no deletions: holdfast hands off a name with live waiters. Where another program or the TTL monitor deletes its
+//! document, the next heartbeat shows that.
 //!
 //! # Gaps
 //! The driver resumes a broken stream once. After a gap a heartbeat for all names shows what the lost events would have shown.

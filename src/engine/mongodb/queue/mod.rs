@@ -146,15 +146,9 @@ impl Queue {
                 }
             }
             Change::Granted { id, grant } => self.deliver_grant(id, grant),
-            Change::Kept { id } => {
-                if let Some(key) = self.key(&id).filter(|key| self.known.is_waited_for(key)) {
-                    // The answer has the new end of the lease.
-                    self.send_heartbeat(vec![key]);
-                }
-            }
-            Change::Reserved { id, hold } => {
+            Change::Check { id, after } => {
                 if let Some(key) = self.key(&id) {
-                    self.known.set_lease_end(&key, Some(hold));
+                    self.known.set_lease_end(&key, Some(after));
                 }
             }
             Change::Gap => {
