@@ -90,33 +90,38 @@ async fn a_new_lease_that_ends_between_two_reads_is_not_held() {
 /// Each read of a list has its own time limit.
 #[tokio::test]
 async fn slow_reads_of_new_leases_do_not_end_a_list() {
-    with_own_collection(REPLICA_SET, |engine| async move {
-        let mut new = without_token("n");
-        let later = DateTime::from_millis(DateTime::now().timestamp_millis() + 20_000);
-        new.get_document_mut("holder").unwrap().insert("since", later);
-        engine.locks().insert_one(new).await.unwrap();
-        // Every query waits for its permit.
-        let slow = async {
-            loop {
-                let mut permits = Vec::new();
-                for _ in 0..8 {
-                    permits.push(engine.pool.permit(Class::Query).await);
-                }
-                tokio::time::sleep(Duration::from_millis(500)).await;
-            }
-        };
+    let Some(url) = url(REPLICA_SET) else { return };
+    let settings = Settings {
+        collection: format!("t{}", OwnerToken::fresh().as_str()),
+        ..Settings::default()
+    };
+    let engine = connect(&format!("{url}&maxPoolSize=1"), &settings).await.unwrap();
+    let mut new = without_token("n");
+    let later = DateTime::from_millis(DateTime::now().timestamp_millis() + 20_000);
+    new.get_document_mut("holder").unwrap().insert("since", later);
+    engine.locks().insert_one(new).await.unwrap();
+    // Every query waits for the only permit.
+    let slow = async {
+        loop {
+            let permit = engine.pool.permit(Class::Query).await;
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            drop(permit);
+        }
+    };
+    let list = async {
         let began = Instant::now();
-        let list = tokio::select! {
-            list = engine.list("", Duration::from_millis(1300)) => list.unwrap(),
-            () = slow => unreachable!(),
-        };
-        assert!(
-            list.len() == 1 && began.elapsed() > Duration::from_millis(1500),
-            "{:?}",
-            began.elapsed()
-        );
-    })
-    .await;
+        engine.inspect_now(&key("n")).await.unwrap();
+        let one = began.elapsed();
+        let list = engine.list("", Duration::from_millis(1600)).await.unwrap();
+        (one, list.len())
+    };
+    let (one, listed) = tokio::select! {
+        result = list => result,
+        () = slow => unreachable!(),
+    };
+    assert!(one > Duration::from_millis(500) && listed == 1, "{one:?}");
+    engine.locks().drop().await.unwrap();
+    engine.close().await;
 }
 
 #[tokio::test]
