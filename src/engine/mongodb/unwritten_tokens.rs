@@ -226,7 +226,9 @@ mod tests {
         let (mut state, now) = (State::default(), Moment::now());
         let ms = Duration::from_millis;
         for at in 0..3 {
-            (0..64).for_each(|_| drop(unwritten(&mut state, 5, now + ms(at))));
+            for _ in 0..64 {
+                unwritten(&mut state, 5, now + ms(at));
+            }
         }
         // No write succeeds. The pauses are longer than a token needs to be due again.
         let mut taken = HashMap::<OwnerToken, u32>::new();

@@ -18,7 +18,6 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 use super::expressions::{changed, entries, first, is_live, with};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::local_waiters::RESERVATION;
-use crate::engine::mongodb::documents::millis;
 use crate::engine::mongodb::fields::{
     CHECK, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, OWNER, QUEUE, RESERVED, RESERVED_UNTIL,
 };
@@ -134,7 +133,7 @@ pub(super) fn reserved(queue: &str) -> Document {
 fn check_behind_next(queue: &str) -> Document {
     let is_elsewhere = doc! { "$ne": ["$$e.process", "$$next.process"] };
     let behind = entries(queue, doc! { "$and": [is_elsewhere, is_live()] });
-    let is_short = doc! { "$lt": ["$$next.hold", millis(RESERVATION)] };
+    let is_short = doc! { "$lt": ["$$next.hold", RESERVATION.as_millis() as i64] };
     doc! { "$cond": [is_short, check(behind, "$$next.hold"), "$$REMOVE"] }
 }
 

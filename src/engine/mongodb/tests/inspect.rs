@@ -101,11 +101,12 @@ async fn slow_reads_of_new_leases_do_not_end_a_list() {
     new.get_document_mut("holder").unwrap().insert("since", later);
     engine.locks().insert_one(new).await.unwrap();
     // Every query waits for the only permit.
+    let mut permit = engine.pool.permit(Class::Query).await;
     let slow = async {
         loop {
-            let permit = engine.pool.permit(Class::Query).await;
             tokio::time::sleep(Duration::from_millis(700)).await;
             drop(permit);
+            permit = engine.pool.permit(Class::Query).await;
         }
     };
     let list = async {
