@@ -11,7 +11,7 @@ import { step } from './steps.mjs'
 const folder = fileURLToPath(new URL('../__test__', import.meta.url))
 const LONGEST_SHOWN = 12
 /** Specs that keep a core busy: they would delay the others, and run one at a time after them. */
-const BUSY = /^(.*bursts?|bursts-.*|.*-stall|mongodb-rolling-deployment)\.spec\.mjs$/
+const BUSY = /^(.*bursts?|bursts-.*|.*-stall|silent-connections|mongodb-rolling-deployment)\.spec\.mjs$/
 /** Specs that run for a minute or more: they start first, so that none of them runs alone at the end. */
 const LONG = [
   'processes',
@@ -31,8 +31,8 @@ const LONG = [
   'etcd-failover',
   'zookeeper-failover',
 ]
-/** The other specs wait most of the time: five of them leave some time of two cores. */
-const CONCURRENCY = 5
+/** The other specs wait most of the time: four of them leave some time of two cores. */
+const CONCURRENCY = 4
 /** A process that does not end within this time is a failure. */
 const TIMEOUT_MS = 600_000
 

@@ -66,7 +66,10 @@ impl MongodbEngine {
         })?;
         let database = client.database(&config.database);
         let hello = steps
-            .step("to the first command", greet(&database, &settings.options, &monitor))
+            .step(
+                "to the first command",
+                send_hello(&database, &settings.options, &monitor),
+            )
             .await?;
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
@@ -154,7 +157,7 @@ impl Steps {
 }
 
 /// Sends the first command, and checks its answer.
-async fn greet(database: &Database, options: &ClientOptions, monitor: &ServerMonitor) -> Result<Document> {
+async fn send_hello(database: &Database, options: &ClientOptions, monitor: &ServerMonitor) -> Result<Document> {
     let hello = tokio::select! {
         hello = database.run_command(doc! { "hello": 1 }) => {
             hello.map_err(|error| failed(options, monitor.explain(Failure(error))))?
