@@ -65,12 +65,8 @@ impl MongodbEngine {
             EngineError::new(ENGINE, CONNECT, failure.is_out_of_descriptors(), failure)
         })?;
         let database = client.database(&config.database);
-        let hello = steps
-            .step(
-                "to the first command",
-                send_hello(&database, &settings.options, &monitor),
-            )
-            .await?;
+        let hello = send_hello(&database, &settings.options, &monitor);
+        let hello = steps.step("to the first command", hello).await?;
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let is_cluster = is_set || is_router;
