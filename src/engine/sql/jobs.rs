@@ -262,9 +262,6 @@ pub(super) struct Receiver {
     /// The number of jobs of each part in its last batch, without renewals.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     counted_in_batch: [usize; 3],
-    /// The moving average of the time of a statement of attempts.
-    #[cfg(any(feature = "postgres", feature = "mysql"))]
-    statement_time: Duration,
 }
 
 /// The size of a transaction, or of a statement, unless one job is larger.
@@ -304,8 +301,6 @@ pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
         limit,
         #[cfg(any(feature = "postgres", feature = "mysql"))]
         counted_in_batch: [0; 3],
-        #[cfg(any(feature = "postgres", feature = "mysql"))]
-        statement_time: parts::MAX_STATEMENT_TIME,
     };
     (sender, receiver)
 }
