@@ -248,7 +248,7 @@ impl PostgresSession {
         }
         let _pending = self.replies.expect();
         let all = self.server.statements.all().iter();
-        let preparing = all.map(|one| self.client.prepare_typed(self.text_of(one), one.types));
+        let preparing = all.map(|one| self.client.prepare_typed(self.text_of(one), &one.types));
         // In one transaction, one cancellation ends all of them. They may wait for tables that another program has locked.
         let (begun, prepared, ended) = tokio::join!(
             biased;
@@ -311,7 +311,10 @@ impl PostgresSession {
             tokio::spawn(FutureExt::boxed(async move {
                 let _pending = pending;
                 let statement = server.statements.get(sql);
-                match client.prepare_typed(statement.text(has_options), statement.types).await {
+                match client
+                    .prepare_typed(statement.text(has_options), &statement.types)
+                    .await
+                {
                     Ok(statement) => _ = prepared[sql as usize].set(statement),
                     // The next execution repeats the preparation, unless the cause is a pooler.
                     Err(error) => _ = server.failure(error),

@@ -1,174 +1,50 @@
 //! The statements of the store, with its table names.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-use crate::engine::sql::server::BRIEF_LOCK_WAIT;
+/// The lock timeout of a transaction that waits only briefly.
+const BRIEF_LOCK_WAIT_MS: u128 = 10;
 
-/// A statement: its index in [`Statements`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sql {
-    Acquire,
-    AcquireOne,
-    Renew,
-    Release,
-    ReleaseOne,
-    HandOff,
-    Lock,
-    Locked,
-    Rows,
-    Queue,
-    Leave,
-    Enter,
-    Notify,
-    Write,
-    Heartbeat,
-    Check,
-    List,
-    PageBound,
-    ClaimSweep,
-    OldSnapshot,
-    Sweep,
-    ExpiredPositions,
-    Privileges,
+/// Declares the statements, each with its file.
+macro_rules! statements {
+    ($($name:ident $file:literal)*) => {
+        /// A statement: its index in [`Statements`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(super) enum Sql {
+            $($name,)*
+        }
+
+        const FILES: &[&str] = &[$(include_str!(concat!("statements/", $file, ".sql"))),*];
+    };
 }
 
-/// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 23] = [
-    (
-        Sql::Acquire,
-        include_str!("statements/single/acquire.sql"),
-        &[
-            Type::BYTEA_ARRAY,
-            Type::TEXT_ARRAY,
-            Type::INT8_ARRAY,
-            Type::TEXT_ARRAY,
-            Type::INT8_ARRAY,
-            Type::TEXT_ARRAY,
-        ],
-    ),
-    (
-        Sql::AcquireOne,
-        include_str!("statements/single/acquire_one.sql"),
-        &[Type::BYTEA, Type::TEXT, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
-    ),
-    (
-        Sql::Renew,
-        include_str!("statements/single/renew.sql"),
-        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
-    ),
-    (
-        Sql::Release,
-        include_str!("statements/single/release.sql"),
-        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY],
-    ),
-    (
-        Sql::ReleaseOne,
-        include_str!("statements/single/release_one.sql"),
-        &[Type::BYTEA, Type::TEXT],
-    ),
-    (
-        Sql::HandOff,
-        include_str!("statements/single/hand_off.sql"),
-        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::TEXT, Type::INT8],
-    ),
-    (
-        Sql::Lock,
-        include_str!("statements/transaction/lock.sql"),
-        &[Type::BYTEA_ARRAY, Type::BOOL_ARRAY],
-    ),
-    (
-        Sql::Locked,
-        include_str!("statements/transaction/locked.sql"),
-        &[Type::BYTEA_ARRAY],
-    ),
-    (
-        Sql::Rows,
-        include_str!("statements/transaction/rows.sql"),
-        &[Type::BYTEA_ARRAY],
-    ),
-    (
-        Sql::Queue,
-        include_str!("statements/transaction/queue.sql"),
-        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::INT8],
-    ),
-    (
-        Sql::Leave,
-        include_str!("statements/transaction/leave.sql"),
-        &[Type::TEXT_ARRAY, Type::BYTEA_ARRAY, Type::INT8],
-    ),
-    (
-        Sql::Enter,
-        include_str!("statements/transaction/enter.sql"),
-        &[
-            Type::TEXT_ARRAY,
-            Type::BYTEA_ARRAY,
-            Type::INT8_ARRAY,
-            Type::INT4_ARRAY,
-            Type::TEXT_ARRAY,
-            Type::INT8_ARRAY,
-            Type::INT8_ARRAY,
-            Type::TEXT,
-        ],
-    ),
-    (
-        Sql::Notify,
-        include_str!("statements/transaction/notify.sql"),
-        &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
-    ),
-    (
-        Sql::Write,
-        include_str!("statements/transaction/write.sql"),
-        &[
-            Type::BYTEA_ARRAY,
-            Type::TEXT_ARRAY,
-            Type::INT8_ARRAY,
-            Type::INT8_ARRAY,
-            Type::BOOL_ARRAY,
-            Type::TEXT_ARRAY,
-            Type::INT8_ARRAY,
-            Type::TEXT_ARRAY,
-        ],
-    ),
-    (
-        Sql::Heartbeat,
-        include_str!("statements/heartbeat.sql"),
-        &[Type::TEXT, Type::INT8, Type::TEXT_ARRAY],
-    ),
-    (
-        Sql::Check,
-        include_str!("statements/check.sql"),
-        &[Type::BYTEA_ARRAY, Type::TEXT, Type::INT8],
-    ),
-    (
-        Sql::List,
-        include_str!("statements/single/list.sql"),
-        &[Type::BYTEA, Type::BYTEA, Type::INT8],
-    ),
-    (
-        Sql::PageBound,
-        include_str!("statements/single/page_bound.sql"),
-        &[Type::BYTEA, Type::BYTEA, Type::INT8],
-    ),
-    (
-        Sql::ClaimSweep,
-        include_str!("statements/claim_sweep.sql"),
-        &[Type::BYTEA, Type::INT8],
-    ),
-    (Sql::OldSnapshot, include_str!("statements/old_snapshot.sql"), &[]),
-    (
-        Sql::Sweep,
-        include_str!("statements/sweep.sql"),
-        &[Type::INT8, Type::INT8, Type::BYTEA],
-    ),
-    (
-        Sql::ExpiredPositions,
-        include_str!("statements/expired_positions.sql"),
-        &[Type::INT8, Type::INT8],
-    ),
-    (Sql::Privileges, include_str!("statements/privileges.sql"), &[]),
-];
+statements! {
+    Acquire "single/acquire"
+    AcquireOne "single/acquire_one"
+    Renew "single/renew"
+    Release "single/release"
+    ReleaseOne "single/release_one"
+    HandOff "single/hand_off"
+    Lock "transaction/lock"
+    Rows "transaction/rows"
+    Queue "transaction/queue"
+    Leave "transaction/leave"
+    Enter "transaction/enter"
+    Notify "transaction/notify"
+    Write "transaction/write"
+    Heartbeat "heartbeat"
+    Check "check"
+    List "single/list"
+    PageBound "single/page_bound"
+    ClaimSweep "claim_sweep"
+    OldSnapshot "old_snapshot"
+    Sweep "sweep"
+    ExpiredPositions "expired_positions"
+    Privileges "privileges"
+}
 
 /// A statement with its table names.
 pub(super) struct Statement {
@@ -176,7 +52,8 @@ pub(super) struct Statement {
     text: String,
     /// The text for a session without these settings, as behind a pooler: the statement limits its wait for a locked row.
     limited: String,
-    pub types: &'static [Type],
+    /// The types of its parameters.
+    pub types: Vec<Type>,
 }
 
 impl Statement {
@@ -215,15 +92,15 @@ impl Statements {
         };
         let lock_wait_ms = lock_wait.as_millis();
         let limit = format!(", set_config('lock_timeout', '{lock_wait_ms}', true)");
-        let all = FILES.iter().map(|(_, file, types)| Statement {
+        let all = FILES.iter().map(|file| Statement {
             text: of_file(file).replace("{lock_timeout}", ""),
             limited: of_file(file).replace("{lock_timeout}", &limit),
-            types,
+            types: types(&of_file(file)),
         });
         Statements {
             schema: schema.to_owned(),
             create: of_file(include_str!("statements/schema.sql")),
-            begins: [lock_wait_ms, BRIEF_LOCK_WAIT.as_millis()].map(|lock_wait_ms| {
+            begins: [lock_wait_ms, BRIEF_LOCK_WAIT_MS].map(|lock_wait_ms| {
                 format!(
                     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
                      SET LOCAL lock_timeout = {lock_wait_ms}; SET LOCAL client_min_messages = warning"
@@ -263,6 +140,29 @@ impl Statements {
     }
 }
 
+/// Returns the types of the parameters of a statement, each of which has a cast: `$1::text[]`.
+fn types(text: &str) -> Vec<Type> {
+    let parameter = |part: &str| {
+        let (number, rest) = part.split_once("::")?;
+        let end = rest.find(|letter: char| !letter.is_ascii_lowercase());
+        let (name, rest) = rest.split_at(end.unwrap_or(rest.len()));
+        let of_type = match (name, rest.starts_with("[]")) {
+            ("bigint", false) => Type::INT8,
+            ("bigint", true) => Type::INT8_ARRAY,
+            ("boolean", true) => Type::BOOL_ARRAY,
+            ("bytea", false) => Type::BYTEA,
+            ("bytea", true) => Type::BYTEA_ARRAY,
+            ("integer", true) => Type::INT4_ARRAY,
+            ("text", false) => Type::TEXT,
+            ("text", true) => Type::TEXT_ARRAY,
+            _ => return None,
+        };
+        Some((number.parse().ok()?, of_type))
+    };
+    let by_number: BTreeMap<usize, Type> = text.split('$').filter_map(parameter).collect();
+    by_number.into_values().collect()
+}
+
 fn without_comments(file: &str) -> String {
     let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
     lines.collect::<Vec<_>>().join("\n").trim().to_owned()
@@ -279,10 +179,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_statement_is_at_its_place() {
-        for (place, (sql, _, _)) in FILES.iter().enumerate() {
-            assert_eq!(*sql as usize, place, "{sql:?}");
+    fn each_parameter_has_a_type() {
+        let statements = Statements::new("locks", Duration::from_secs(1));
+        for one in statements.all() {
+            let numbers = (1..).take_while(|number| one.text.contains(&format!("${number}")));
+            assert_eq!(one.types.len(), numbers.count(), "{}", one.text);
         }
+        let types = &statements.get(Sql::HandOff).types;
+        assert_eq!(*types, [Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::TEXT, Type::INT8]);
+        assert_eq!(statements.get(Sql::Privileges).types, []);
     }
 
     #[test]
