@@ -1,23 +1,44 @@
 //! The calls of an engine: jobs for the task that uses its connection.
 
 use std::borrow::Borrow;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::Page;
 use super::dropped_calls::DroppedCalls;
+use super::failure::Place;
 use super::jobs::{Job, Reply, Sender, StartState};
-use crate::engine::{Acquired, Attempts, Released, Releases, Renewed, Result};
+use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::error::EngineError;
 use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::stall_detector::StallDetector;
 
-/// The sending side of an engine. The methods are those of [`crate::engine::Engine`].
+/// An engine whose calls are jobs of a task.
+#[async_trait]
+pub(super) trait JobEngine: Send + Sync {
+    fn calls(&self) -> &Calls;
+
+    /// Subscribes to notifications for the owner of `claim`, whatever the name: a claim waits for one name at a time.
+    async fn subscription(&self, claim: &Claim) -> Box<dyn Subscription>;
+
+    /// See [`Engine::watch_event_loop`].
+    fn watch(&self, _detector: &Arc<StallDetector>) {}
+
+    /// Ends what does not belong to calls.
+    fn end(&self) {}
+}
+
+/// The sending side of an engine.
 pub(super) struct Calls {
-    engine: &'static str,
+    place: Place,
+    /// The prefix of the stored names.
+    prefix: String,
     /// The task. `None` once closed.
     running: Mutex<Option<Running>>,
     dropped: Arc<DroppedCalls>,
@@ -47,9 +68,10 @@ impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
 
 impl Calls {
     /// Creates the calls that `task` executes.
-    pub(super) fn new(engine: &'static str, jobs: Sender, task: Task, dropped: Arc<DroppedCalls>) -> Self {
+    pub(super) fn new(place: Place, prefix: String, jobs: Sender, task: Task, dropped: Arc<DroppedCalls>) -> Self {
         Calls {
-            engine,
+            place,
+            prefix,
             running: Mutex::new(Some(Running { jobs, task })),
             dropped,
         }
@@ -73,7 +95,7 @@ impl Calls {
                 Some(_) => (true, "a bug in holdfast or in its driver: the call panicked"),
                 None => (false, "this engine is closed"),
             };
-            Err(EngineError::new(self.engine, op, is_open, text))
+            Err(EngineError::new(self.place.engine, op, is_open, text))
         })
     }
 
@@ -95,16 +117,41 @@ impl Calls {
             .await
     }
 
-    pub(super) async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+    /// Returns the answer of a job with one claim.
+    fn one<T>(&self, answers: Vec<T>, op: &'static str) -> Result<T> {
+        let answer = answers.into_iter().next();
+        answer.ok_or_else(|| EngineError::new(self.place.engine, op, false, "the job has no answer"))
+    }
+}
+
+#[async_trait]
+impl<E: JobEngine + fmt::Debug> Engine for E {
+    fn name(&self) -> &'static str {
+        self.calls().place.engine
+    }
+
+    fn address(&self) -> String {
+        self.calls().place.address.to_string()
+    }
+
+    fn ordered(&self) -> bool {
+        true
+    }
+
+    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        self.watch(detector);
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
         let copies = vec![Arc::new(claim.clone())];
-        let answers = self.acquire(std::slice::from_ref(claim), copies).await?;
-        self.one(answers, "acquire")
+        let answers = self.calls().acquire(std::slice::from_ref(claim), copies).await?;
+        self.calls().one(answers, "acquire")
     }
 
     /// # Behavior
     /// Makes all attempts in one transaction. If that fails, makes each in its own.
-    pub(super) async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        match self.acquire(claims, claims.to_vec()).await {
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        match self.calls().acquire(claims, claims.to_vec()).await {
             Ok(answers) => answers
                 .into_iter()
                 .enumerate()
@@ -118,24 +165,27 @@ impl Calls {
         }
     }
 
-    pub(super) async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.call("renew", |reply| Job::Renew(claim.clone(), ttl, reply)).await
-    }
-
-    pub(super) async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.call("transfer", |reply| Job::Transfer(claim.clone(), to.clone(), reply))
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+        self.calls()
+            .call("renew", |reply| Job::Renew(claim.clone(), ttl, reply))
             .await
     }
 
-    pub(super) async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        let answers = self.release_in_one(std::slice::from_ref(claim), keep).await?;
-        self.one(answers, "release")
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.calls()
+            .call("transfer", |reply| Job::Transfer(claim.clone(), to.clone(), reply))
+            .await
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+        let answers = self.calls().release_in_one(std::slice::from_ref(claim), keep).await?;
+        self.calls().one(answers, "release")
     }
 
     /// # Behavior
     /// Makes all releases in one transaction. If that fails, makes each in its own.
-    pub(super) async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        let released = self.release_in_one(claims, Duration::ZERO).await;
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        let released = self.calls().release_in_one(claims, Duration::ZERO).await;
         match released {
             Ok(answers) => answers
                 .into_iter()
@@ -152,42 +202,44 @@ impl Calls {
         }
     }
 
-    pub(super) async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
+    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
+        Ok(self.subscription(claim).await)
     }
 
-    /// `address`: the store's, for errors.
-    pub(super) async fn list(&self, first: Page, page_timeout: Duration, address: &str) -> Result<Vec<LockInfo>> {
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.calls()
+            .call("inspect", |reply| Job::Inspect(key.clone(), reply))
+            .await
+    }
+
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let mut found = Vec::new();
-        let mut next = Some(first);
+        let mut next = Some(Page::first(&self.calls().prefix, prefix));
         while let Some(page) = next {
-            let answer = self.call("list", |reply| Job::List(page, reply));
+            let answer = self.calls().call("list", |reply| Job::List(page, reply));
             let (leases, after) = timeout(page_timeout, answer)
                 .await
-                .unwrap_or_else(|_| Err(EngineError::no_answer(self.engine, address, "list", page_timeout)))?;
+                .unwrap_or_else(|_| Err(self.no_answer("list", page_timeout)))?;
             found.extend(leases);
             next = after;
         }
         Ok(found)
     }
 
-    pub(super) async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.call("forceRelease", |reply| Job::ForceRelease(key.clone(), reply))
+    async fn force_release(&self, key: &Key) -> Result<bool> {
+        self.calls()
+            .call("forceRelease", |reply| Job::ForceRelease(key.clone(), reply))
             .await
     }
 
+    /// # Behavior
     /// Ends the task after it has answered the earlier jobs.
-    pub(super) async fn close(&self) {
-        let running = self.running.lock().take();
+    async fn close(&self) {
+        self.end();
+        let running = self.calls().running.lock().take();
         if let Some(Running { jobs, task }) = running {
             drop(jobs);
             task.ended().await;
         }
-    }
-
-    /// Returns the answer of a job with one claim.
-    fn one<T>(&self, answers: Vec<T>, op: &'static str) -> Result<T> {
-        let answer = answers.into_iter().next();
-        answer.ok_or_else(|| EngineError::new(self.engine, op, false, "the job has no answer"))
     }
 }

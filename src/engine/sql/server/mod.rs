@@ -29,12 +29,12 @@ use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
 use self::worker::{LockedNames, Worker};
 use super::Page;
-use super::calls::Calls;
+use super::calls::{Calls, JobEngine};
 use super::jobs::{self, Limit};
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
 use crate::engine::sql::failure::Failure;
-use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::engine::{Result, Subscription, Warnings};
+use crate::model::{Claim, OwnerToken};
 use crate::stall_detector::StallDetector;
 
 pub(super) mod connection;
@@ -151,7 +151,6 @@ pub(in crate::engine::sql) trait Session: Any + Send + Sync {
 /// The engine of an SQL server.
 pub(in crate::engine) struct ServerEngine {
     pub(super) server: Arc<dyn Server>,
-    prefix: Prefix,
     pub(super) waiters: Arc<Waiters>,
     calls: Calls,
 }
@@ -207,78 +206,28 @@ impl ServerEngine {
         };
         let (jobs, receiver) = jobs::queue(server.statement_limit());
         let single = connections.spawn(single.run(receiver));
-        let calls = Calls::new(connections.place.engine, jobs, single, connections.dropped.clone());
-        Ok(Arc::new(ServerEngine {
-            server,
-            prefix,
-            waiters,
-            calls,
-        }))
+        let (place, dropped) = (connections.place.clone(), connections.dropped.clone());
+        let calls = Calls::new(place, prefix.0, jobs, single, dropped);
+        Ok(Arc::new(ServerEngine { server, waiters, calls }))
     }
 }
 
 #[async_trait]
-impl Engine for ServerEngine {
-    fn name(&self) -> &'static str {
-        self.server.connections().place.engine
+impl JobEngine for ServerEngine {
+    fn calls(&self) -> &Calls {
+        &self.calls
     }
 
-    fn address(&self) -> String {
-        self.server.connections().place.address.to_string()
+    async fn subscription(&self, claim: &Claim) -> Box<dyn Subscription> {
+        Box::new(self.waiters.subscribe(claim))
     }
 
-    fn ordered(&self) -> bool {
-        true
-    }
-
-    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+    fn watch(&self, detector: &Arc<StallDetector>) {
         self.waiters.known.watch_event_loop(detector);
     }
 
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.calls.try_acquire(claim).await
-    }
-
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        self.calls.try_acquire_in_order(claims, answer).await;
-    }
-
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.calls.renew(claim, ttl).await
-    }
-
-    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.calls.transfer(claim, to).await
-    }
-
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.calls.release(claim, keep).await
-    }
-
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.calls.release_all(claims, answer).await;
-    }
-
-    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(self.waiters.subscribe(claim)))
-    }
-
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.calls.inspect(key).await
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let first = Page::first(&self.prefix.0, prefix);
-        self.calls.list(first, page_timeout, &self.address()).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.calls.force_release(key).await
-    }
-
-    async fn close(&self) {
+    fn end(&self) {
         self.waiters.close();
-        self.calls.close().await;
     }
 }
 

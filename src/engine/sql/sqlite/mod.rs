@@ -16,7 +16,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -24,13 +23,12 @@ use self::file::File;
 use self::statements::Statements;
 use self::verbs::Verbs;
 use self::writer::Writer;
-use super::Page;
-use super::calls::Calls;
+use super::calls::{Calls, JobEngine};
 use super::config::SqliteConfig;
 use super::jobs::{self, BATCH, Limit};
-use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::engine::{Engine, Result, Subscription};
 use crate::event_loop::Task;
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::model::Claim;
 
 mod error;
 mod file;
@@ -46,7 +44,6 @@ const NAME: &str = "sqlite";
 
 /// The engine behind `sqlite:` URLs, and the default one.
 pub struct SqliteEngine {
-    path: std::path::PathBuf,
     verbs: Arc<Verbs>,
     calls: Calls,
 }
@@ -54,7 +51,7 @@ pub struct SqliteEngine {
 impl fmt::Debug for SqliteEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteEngine")
-            .field("path", &self.path)
+            .field("path", &self.address())
             .finish_non_exhaustive()
     }
 }
@@ -70,16 +67,16 @@ impl SqliteEngine {
     /// Retryable when other processes kept the file busy for the whole store timeout. Not retryable when the path cannot be
     /// written, the file is not a database, or it has tables of the same name with other columns.
     pub async fn connect(config: SqliteConfig) -> Result<Arc<Self>> {
-        let path = config.path().to_owned();
         let statements = Arc::new(Statements::new(&config.table));
         let verbs = Arc::new(Verbs {
             statements: statements.clone(),
             wakeup: Arc::default(),
             prefix: config.key_prefix.clone(),
         });
+        let prefix = verbs.prefix.clone();
         let mut file = File::new(config, statements);
         file.connection().await.map_err(|failure| failure.error("connect"))?;
-        let (jobs, receiver) = jobs::queue(Limit::claims(BATCH));
+        let (place, (jobs, receiver)) = (file.place.clone(), jobs::queue(Limit::claims(BATCH)));
         let writer = Writer {
             file,
             verbs: verbs.clone(),
@@ -87,72 +84,21 @@ impl SqliteEngine {
         };
         let writer = Task::spawn(None, writer.run(receiver));
         Ok(Arc::new(SqliteEngine {
-            path,
             verbs,
-            calls: Calls::new(NAME, jobs, writer, Arc::default()),
+            calls: Calls::new(place, prefix, jobs, writer, Arc::default()),
         }))
     }
 }
 
 #[async_trait]
-impl Engine for SqliteEngine {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn address(&self) -> String {
-        self.path.display().to_string()
-    }
-
-    fn ordered(&self) -> bool {
-        true
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.calls.try_acquire(claim).await
-    }
-
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        self.calls.try_acquire_in_order(claims, answer).await;
-    }
-
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.calls.renew(claim, ttl).await
-    }
-
-    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.calls.transfer(claim, to).await
-    }
-
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.calls.release(claim, keep).await
-    }
-
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.calls.release_all(claims, answer).await;
+impl JobEngine for SqliteEngine {
+    fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     /// # Behavior
-    /// The subscription belongs to the claim's owner and to no name: a claim waits for one name at a time. The owner's next waiting
-    /// attempt stores the address.
-    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(self.verbs.wakeup.subscribe(&claim.owner).await)
-    }
-
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.calls.inspect(key).await
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let first = Page::first(&self.verbs.prefix, prefix);
-        self.calls.list(first, page_timeout, &self.address()).await
-    }
-
-    async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.calls.force_release(key).await
-    }
-
-    async fn close(&self) {
-        self.calls.close().await;
+    /// The owner's next waiting attempt stores the address.
+    async fn subscription(&self, claim: &Claim) -> Box<dyn Subscription> {
+        self.verbs.wakeup.subscribe(&claim.owner).await
     }
 }

@@ -1,7 +1,7 @@
 //! The contract, and tests of what only this store has.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection, Executor, Row};
@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::engine::contract::PAGE;
-use crate::engine::{Settings, SharedEngine};
-use crate::model::{OwnerToken, Process};
+use crate::engine::{Acquired, Released, Renewed, Settings, SharedEngine};
+use crate::model::{Key, OwnerToken, Process, Ttl};
 
 mod bursts;
 mod files;
