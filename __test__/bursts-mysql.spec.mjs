@@ -1,4 +1,4 @@
 // Bursts of calls on MariaDB or MySQL.
-import { bursts } from './bursts.mjs'
+import { bursts } from './suites/bursts.mjs'
 
 bursts('mysql')

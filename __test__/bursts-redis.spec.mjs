@@ -1,4 +1,4 @@
 // Bursts of calls on Redis.
-import { bursts } from './bursts.mjs'
+import { bursts } from './suites/bursts.mjs'
 
 for (const kind of ['redis', 'redis-cluster', 'redis-sentinel', 'redis-quorum']) bursts(kind)

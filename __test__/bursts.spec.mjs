@@ -1,4 +1,4 @@
 // Bursts of calls on the embedded stores.
-import { bursts } from './bursts.mjs'
+import { bursts } from './suites/bursts.mjs'
 
 for (const kind of ['memory', 'sqlite']) bursts(kind)

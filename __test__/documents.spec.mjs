@@ -9,11 +9,31 @@ import { documents, membersOf, read, root, rowsOf } from './readme/blocks.mjs'
 
 /** The documents for users: not those for contributors, and not the page that is made from the types. */
 const PAGES = documents().filter((path) => !/^docs\/([A-Z]+|api|quorum|speed|versions|bundlers)\.md$/.test(path))
+
+/**
+ * Lists the paragraphs of a document: also each item of a list, and each cell of a table. Code blocks are none.
+ *
+ * @param {string} path
+ */
+const paragraphsOf = (path) =>
+  read(path)
+    .replaceAll(/^```[\s\S]*?^```/gm, '')
+    .split(/\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) |\|)/)
+    .flatMap((text) => (text.startsWith('|') ? text.split('|') : [text]))
+/** @param {string} text */
+const wordsIn = (text) => text.split(/\s+/).filter((word) => /\w/.test(word)).length
 const ALL = ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'SECURITY.md', 'bench/README.md', ...documents()]
 
 describe('lengths', () => {
   test('the README has at most 150 lines', () => assert.ok(read('README.md').trim().split('\n').length <= 150))
   test('docs/speed.md has at most 150 lines', () => assert.ok(read('docs/speed.md').trim().split('\n').length <= 150))
+  test('docs/ARCHITECTURE.md has at most 250 lines, and no paragraph over 90 words', () => {
+    assert.ok(read('docs/ARCHITECTURE.md').trim().split('\n').length <= 250)
+    assert.deepEqual(
+      paragraphsOf('docs/ARCHITECTURE.md').filter((text) => wordsIn(text) > 90),
+      [],
+    )
+  })
   for (const path of PAGES) {
     test(`${path} has at most 200 lines`, () => assert.ok(read(path).trim().split('\n').length <= 200))
   }

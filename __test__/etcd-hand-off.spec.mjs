@@ -1,4 +1,4 @@
 // The hand-off on etcd.
-import { handOff } from './hand-off.mjs'
+import { handOff } from './suites/hand-off.mjs'
 
 handOff('etcd', { confirmsLate: false })

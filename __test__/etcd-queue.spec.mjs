@@ -1,4 +1,4 @@
 // The queue in etcd.
-import { queue } from './queue.mjs'
+import { queue } from './suites/queue.mjs'
 
 queue('etcd')

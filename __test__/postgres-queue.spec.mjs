@@ -1,4 +1,4 @@
 // The queue in PostgreSQL.
-import { queue } from './queue.mjs'
+import { queue } from './suites/queue.mjs'
 
 queue('postgres')

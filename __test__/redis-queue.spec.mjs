@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { WaiterProcesses, labels } from './waiter-processes.mjs'
 import { proxySuite } from './proxy.mjs'
-import { queue } from './queue.mjs'
+import { queue } from './suites/queue.mjs'
 import { rejects, until } from './tools.mjs'
 
 queue('redis')

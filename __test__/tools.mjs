@@ -192,3 +192,14 @@ export async function output(code, options) {
   assert.equal(status, 0, stderr)
   return stdout.trim()
 }
+
+/** Returns the warnings of a process that connects and uses a lock, each on a line. @param {string} url */
+export function warningsOf(url) {
+  const code = `
+    import { LockService } from ${JSON.stringify(INDEX)}
+    process.on('warning', ({ code, message }) => console.log(code, message))
+    const locks = await LockService.connect(process.argv[1])
+    await locks.using('n', () => {})
+    await locks.close()`
+  return output(code, { args: [url], flags: ['--no-warnings'] })
+}

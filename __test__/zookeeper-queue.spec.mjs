@@ -1,4 +1,4 @@
 // The queue on ZooKeeper.
-import { queue } from './queue.mjs'
+import { queue } from './suites/queue.mjs'
 
 queue('zookeeper')

@@ -1,4 +1,4 @@
-// Compares the release build of a commit with that of an earlier one, in at most 15 minutes. The exit code is 1 when a row is below its
+// Compares the release build of a commit with that of an earlier one, in some 20 minutes. The exit code is 1 when a row is below its
 // limit in gates.json.
 //
 //   npm run gates                           HEAD, and where its branch left main (on main: the commit before)
@@ -8,14 +8,14 @@
 //   npm run gates -- --rounds N --ms N      the number and the length of the rounds (default 14 and 170)
 //
 // A side is an addon with its own index.js; the code that measures both is this tree's. Commits are built in target/gates/<commit>, which
-// is kept (some six minutes each, before the 15), without a profile: two profiles of the same code result in different addons.
+// is kept (some six minutes each, before the 20), without a profile: two profiles of the same code result in different addons.
 //
 // Both sides use the same servers, one at a time. A round is the base, the head, the head, and the base again, and the mean of both
 // positions counts: a side may be faster when it runs second. Processes start again after half of the rounds, for hand-offs before each
 // figure, because two processes of the same code differ. A ratio above 1 means that the head is better. The ratio of a row is the median of
 // the ratios of its rounds: the figures of a round are a second apart, so a drift of the machine affects both, which the ratio of two
 // medians would not cancel. The range in brackets is from the first to the third quartile. A row below its limit is measured once more
-// at the end, with twice the rounds, and only the second result counts. With many such rows a run takes longer than 15 minutes.
+// at the end, with twice the rounds, and only the second result counts. With many such rows a run takes longer.
 import { execFileSync } from 'node:child_process'
 import {
   existsSync,

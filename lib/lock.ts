@@ -7,7 +7,8 @@ import type { Duration, LockJson, Signal, TransferableLock } from './types.js'
 const inspect = Symbol.for('nodejs.util.inspect.custom')
 
 let isWarned = false
-// The native core keeps the number of a lease until its release, or as long as its Lock is alive.
+// The native core keeps the number of a lease until its release, or as long as its Lock is alive. The Lock of a job is not registered: its end
+// always releases it, and V8 keeps a registered object, and what it refers to, until a collection of the whole heap.
 const registry = new FinalizationRegistry<number>((id) => {
   // The lease continues. A program may acquire a lock for its whole life and keep no reference to it. A release by the garbage
   // collector would give the name to a second holder.

@@ -50,7 +50,7 @@ await compile()
 
 /**
  * Compiles `lib/`: one JavaScript file (a file for each module takes twice as long to import), one file of declarations, its page in
- * docs/, and the folders that bundlers read.
+ * docs/, and the folders that bundlers read (one for each platform; its `main` is the addon in the package of that platform).
  */
 async function compile() {
   mkdirSync('target', { recursive: true })

@@ -9,7 +9,7 @@ import { locateEtcd } from './etcd.mjs'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
-import { FEATURES, STORES } from './rust-tests.mjs'
+import { featuresOf, STORES } from './rust-tests.mjs'
 import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
@@ -93,14 +93,13 @@ if (!isFast) {
     const entries = ['--pack', '.', '--entrypoints', '.', './testing']
     await tool(commandOf('@arethetypeswrong/cli', 'attw'), ...entries, '--no-definitely-typed')
   })
-  await step('lints, memory alone', () => clippy('memory'))
   await step('documentation', () =>
     must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], {
       RUSTDOCFLAGS: '-D warnings',
     }),
   )
 }
-await step('lints, all stores', () => clippy(FEATURES))
+await step('lints, all stores', () => clippy(featuresOf(STORES)))
 await step('fetch of the servers', () => fetching)
 
 // Last, so that the count is the last line of the output.

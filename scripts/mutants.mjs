@@ -10,7 +10,7 @@ import { existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { hostTarget } from './pgo.mjs'
-import { FEATURES, rustCounts } from './rust-tests.mjs'
+import { featuresOf, rustCounts, STORES } from './rust-tests.mjs'
 import { testServers } from './servers.mjs'
 import { installDependencies, serversDir } from './setup.mjs'
 import { checkMutants, readMutants } from './structure.mjs'
@@ -60,7 +60,7 @@ function execute(command, args, timeout) {
 
 /** Builds the Rust tests. Returns the errors, or what runs tests. @returns {string | Run} */
 function buildRust() {
-  const selected = ['--lib', '--target', hostTarget, '--no-default-features', '--features', FEATURES]
+  const selected = ['--lib', '--target', hostTarget, '--no-default-features', '--features', featuresOf(STORES)]
   const args = ['test', '--no-run', ...selected, '--message-format', 'json-render-diagnostics']
   const { code, output, stdout } = execute('cargo', args)
   if (code !== 0) return output

@@ -31,8 +31,8 @@ const LONG = [
   'etcd-failover',
   'zookeeper-failover',
 ]
-/** The other specs wait most of the time: three of them need about one core. */
-const CONCURRENCY = 3
+/** The other specs wait most of the time: five of them leave some time of two cores. */
+const CONCURRENCY = 5
 /** A process that does not end within this time is a failure. */
 const TIMEOUT_MS = 600_000
 

@@ -16,41 +16,34 @@ function leaveOutSuccesses() {
   }
 }
 
-/** Tests of models keep the cores busy for minutes, which would delay the others: they run separately. */
+/** Tests of models keep the cores busy for minutes, which would delay the others: they run in the background. */
 const MODELS = '::model::'
 /** The others wait for servers and leases most of the time: three threads per core. */
 const RUST_THREADS = 3 * availableParallelism()
 
 /** The stores: each is a feature of the crate. */
 export const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql', 'etcd', 'zookeeper']
-/** The features of the Rust tests: every store, and the boundary to JavaScript. */
-export const FEATURES = [...STORES, 'node'].join()
+/** Returns the features of the Rust tests: the stores, and the boundary to JavaScript. @param {string[]} stores */
+export const featuresOf = (stores) => (stores === STORES ? 'default' : [...stores, 'node'].join())
 
 /** Builds and runs the Rust tests of these stores. The environment is that of this process. Resolves to the counts of each part. */
 export async function rustTests(stores = STORES) {
   // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
   // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
-  const args = [
-    'test',
-    '--lib',
-    '--target',
-    hostTarget,
-    '--no-default-features',
-    '--features',
-    [...stores, 'node'].join(),
-  ]
+  const features = ['--no-default-features', '--features', featuresOf(stores)]
+  const args = ['test', '--lib', '--target', hostTarget, ...features]
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return [{ passed: 0, failed: 1, skipped: [], failures: ['the Rust tests do not build'] }]
   // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.
-  /** @param {string[]} selected */
-  const part = async (...selected) => {
+  /** @param {boolean} isBackground @param {string[]} selected */
+  const part = async (isBackground, ...selected) => {
     const runs = [...args, '--', '--show-output', ...selected]
-    return rustCounts(await run('cargo', runs, { RUST_BACKTRACE: '0' }, leaveOutSuccesses()))
+    return rustCounts(await run('cargo', runs, { RUST_BACKTRACE: '0' }, leaveOutSuccesses(), isBackground))
   }
-  return [
-    await step('Rust tests of models', () => part(MODELS)),
-    await step('Rust tests', () => part('--skip', MODELS, `--test-threads=${RUST_THREADS}`)),
-  ]
+  return Promise.all([
+    step('Rust tests of models', () => part(true, MODELS)),
+    step('Rust tests', () => part(false, '--skip', MODELS, `--test-threads=${RUST_THREADS}`)),
+  ])
 }
 
 /** Returns the counts of a run with `--show-output`. @param {{ code: number | null, output: string }} run */

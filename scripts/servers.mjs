@@ -103,7 +103,8 @@ const SHARED_SERVERS = {
 }
 
 /**
- * Starts the shared servers whose variable is not set; with fewer stores than all, those whose variable has the name of one. Resolves to all variables, and a function that stops the servers.
+ * Starts the shared servers whose variable is not set; with fewer stores than all, those whose variable has the name of one. Resolves
+ * to all variables, and a function that stops the servers.
  * The PATH among them has a fetched `redis-server`, which Rust's tests start themselves.
  *
  * With `optional`, a server that cannot be started is left out.

@@ -1,6 +1,7 @@
 // Runs the named steps of a long command and the programs in them, and prints a table of their durations.
 import { spawn } from 'node:child_process'
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
+import { constants, setPriority } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
@@ -60,15 +61,16 @@ export function printSteps() {
 
 /**
  * Runs a command, and prints its output, or only the lines for which `shows` returns true. Resolves to its exit code and its
- * stdout.
+ * stdout. `isBackground`: it uses only the time of the cores that nothing else needs.
  *
  * @param {string} command
  * @param {string[]} args
  * @param {Record<string, string>} [env]
  * @param {(line: string) => boolean} [shows]
+ * @param {boolean} [isBackground]
  * @returns {Promise<{ code: number | null, output: string }>}
  */
-export function run(command, args, env = {}, shows) {
+export function run(command, args, env = {}, shows, isBackground = false) {
   return new Promise((resolve, reject) => {
     const child = spawn(command, args, {
       cwd: root,
@@ -76,6 +78,7 @@ export function run(command, args, env = {}, shows) {
       stdio: ['ignore', 'pipe', 'inherit'],
       shell: process.platform === 'win32' && command === 'npm',
     })
+    if (isBackground && child.pid) setPriority(child.pid, constants.priority.PRIORITY_LOW)
     let output = ''
     child.stdout.on('data', (chunk) => {
       output += chunk

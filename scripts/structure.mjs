@@ -10,6 +10,8 @@ const MOST_IN_CIRCLE = 2
 const MOST_IN_FOLDER = 12
 /** Lines with `cfg(unix)`, or its negation, outside of tests. */
 const MOST_CFG_LINES = 15
+/** Items of a file, other than modules, that exist only with a feature, outside of tests: what needs no optional crate is always there. */
+const MOST_OF_FEATURES = 30
 /** Lines of a source file that is not a test. */
 const MOST_LINES = 400
 
@@ -139,13 +141,17 @@ export function problemsOf(files) {
     if (circle.length > MOST_IN_CIRCLE)
       problems.push(`${circle.length} files import each other in a circle: ${circle.join(', ')}`)
   }
-  let cfgLines = 0
+  let [cfgLines, ofFeatures] = [0, 0]
   for (const [path, text] of Object.entries(product)) {
     const lines = text.trimEnd().split('\n')
     cfgLines += lines.filter((line) => /\bcfg\(.*\bunix\b/.test(line)).length
+    ofFeatures += [...text.matchAll(/\bcfg(?:_attr)?\([^\]]*\bfeature\b[^\]]*\)\]\n(?!(?:pub(?:\(.*\))? )?mod )/g)]
+      .length
     if (lines.length > MOST_LINES) problems.push(`src/${path} has ${lines.length} lines, more than ${MOST_LINES}`)
   }
   if (cfgLines > MOST_CFG_LINES) problems.push(`src/ has ${cfgLines} lines with cfg(unix), more than ${MOST_CFG_LINES}`)
+  if (ofFeatures > MOST_OF_FEATURES)
+    problems.push(`src/ has ${ofFeatures} items with cfg(feature), more than ${MOST_OF_FEATURES}`)
   return problems
 }
 

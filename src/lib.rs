@@ -14,6 +14,8 @@
 
 // A failed expectation of a test is a panic.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
+// Only builds for tests leave out stores.
+#![cfg_attr(not(feature = "default"), allow(unused, reason = "of stores that are left out"))]
 
 pub mod backoff;
 pub mod clock;

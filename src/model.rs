@@ -185,7 +185,7 @@ impl Ttl {
     }
 
     /// Returns how long a grant may wait for the caller's event loop: almost a third, so that the first renewal comes later.
-    pub fn patience(self) -> Duration {
+    pub fn event_loop_timeout(self) -> Duration {
         self.duration() * 3 / 10
     }
 

@@ -67,6 +67,6 @@ impl StallDetector {
 
     /// Whether the event loop has not responded for so long that it must get no lease with this ttl: for a third of it.
     pub fn is_stalled(&self, ttl: Ttl) -> bool {
-        self.stalled_for() > ttl.patience()
+        self.stalled_for() > ttl.event_loop_timeout()
     }
 }

@@ -107,7 +107,8 @@ export const etcd = {
   /** A URL of a server. */
   url: ({ port, host = '127.0.0.1', login = '', tls = false }) =>
     `etcd${tls ? 's' : ''}://${login && `${login}@`}${host}:${port}`,
-  /** Starts a server with a user that has the permissions for one prefix. Its authentication tokens expire after 2 s without use. */
+  loginLastsMs: 2000,
+  /** Starts a server with a user that has the permissions for one prefix. */
   async startWithUsers({ user, password, prefix }) {
     const server = await startEtcd({ args: ['--auth-token-ttl', '2', '--bcrypt-cost', '4'] })
     for (const command of [
@@ -141,7 +142,6 @@ export const etcd = {
   },
   errors: {
     full: /space exceeded.*etcdctl alarm disarm/,
-    noTls: /TLS/,
     onlyTls: /etcds:\/\//,
     wrongPassword: /user name and the password/,
     noLogin: /login/,

@@ -60,10 +60,6 @@ impl Credentials {
     ///
     /// # Errors
     /// The caller's error, as text; no answer within `limit`, and no earlier login.
-    #[cfg_attr(
-        not(any(feature = "postgres", feature = "redis")),
-        allow(dead_code, reason = "only Redis and PostgreSQL call it")
-    )]
     pub(super) async fn login(self: &Arc<Self>, limit: Duration) -> Result<Login, String> {
         let has_last = self.answers.lock().last.1.is_some();
         let limit = if has_last { limit.min(SHORT) } else { limit };

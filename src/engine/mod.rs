@@ -1,4 +1,16 @@
-//! The trait that every store implements, its answer types, and (in `config.rs`) the list of stores.
+//! The stores: the trait [`Engine`], which each of them implements, and its answer types.
+//!
+//! - `config.rs`: from a URL to an engine, the only match over stores. `settings.rs`: what a caller sets besides the URL. `target.rs`: the
+//!   grammar of URLs. `credentials.rs`: logins for new connections. `tls/`: certificates. `probe.rs`: what kind of server answers.
+//! - `errors/`: the tables of errors. `warnings.rs`: warnings for the user.
+//! - `core/ledger/`: the rules of the lock as pure code, for memory and the SQL stores. `entries/`: the engine of the stores where the order of
+//!   entries is the lock.
+//! - `local_waiters/`: the waiters of this process. `hand_off/`: until when a hand-off lasts. `ends.rs`: the ends of leases.
+//! - `attempt_queue.rs`, `overload_queue.rs`: the attempts that wait, and their order.
+//! - `memory.rs`, `redis/`, `mongodb/`, `sql/`, `etcd/`, `zookeeper/`: the stores.
+//! - `contract/`: the cases that every engine passes.
+//!
+//! An engine makes single attempts. It never waits for a busy name and never retries: the service does (`service/acquire/`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,54 +25,31 @@ use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
-#[cfg(any(feature = "mongodb", feature = "redis"))]
 mod attempt_queue;
 pub mod config;
 #[cfg(test)]
 pub(crate) mod contract;
-#[cfg(any(feature = "memory", feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod core;
 mod credentials;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod ends;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod entries;
-#[cfg(any(
-    feature = "etcd",
-    feature = "mongodb",
-    feature = "mysql",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sqlite",
-    feature = "zookeeper"
-))]
 mod errors;
 #[cfg(feature = "etcd")]
 pub mod etcd;
-#[cfg_attr(
-    not(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis")),
-    allow(dead_code, reason = "not every store uses it")
-)]
 mod hand_off;
-#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod local_waiters;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
-#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "not every store uses it"))]
 mod overload_queue;
-#[cfg(any(feature = "mongodb", feature = "redis"))]
 mod probe;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod settings;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 pub mod sql;
-#[cfg_attr(
-    not(all(feature = "postgres", feature = "redis")),
-    allow(dead_code, reason = "a store uses a part")
-)]
 mod target;
 #[cfg(any(
     feature = "etcd",
@@ -193,6 +182,11 @@ pub trait Subscription: Send {
 ///   repeats releases of claims whose attempts failed.
 /// - Where an engine has a queue of calls, `renew` and `release` go before queued attempts.
 /// - A claim of several names is held as a whole or not at all.
+///
+/// # What to implement
+/// The methods without a default. Then `renew_all` and `release_all` if one command can serve several claims, `try_acquire_in_order` if several
+/// waiters can enter a queue at once, [`Subscription::is_reliable`] and [`Subscription::take_hand_off`] if the engine keeps the positions of
+/// its waiters alive and a release can grant a name, and `longest_lease` if a lock ends with a session of the server.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug {
     /// Returns the store's name: its module, feature and URL scheme.
@@ -234,7 +228,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// # Behavior
     /// In an ordered store, an attempt never succeeds before a live waiter that came earlier. With `claim.waiting`, a busy attempt
     /// enters the queue of the name that it returns, or keeps its position there alive. A position expires when its owner makes
-    /// no attempt for a time that is at most the claim's ttl.
+    /// no attempt for a time that is at most the claim's ttl, unless its engine keeps it alive ([`Subscription::is_reliable`]).
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired>;
 
     /// Makes attempts for several waiters of this process with the same first name, in the order of the list.
@@ -336,10 +330,8 @@ pub trait MovableClock: Sync {
 }
 
 /// How long a position in a queue lives after its owner's last attempt or heartbeat, unless the claim's ttl is shorter.
-#[cfg_attr(not(feature = "memory"), allow(dead_code, reason = "not every store uses it"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// How long an expired position is kept: a waiter that was only slow finds it again.
-#[cfg_attr(not(feature = "memory"), allow(dead_code, reason = "not every store uses it"))]
 const EXPIRED_POSITION_KEPT: Duration = Duration::from_secs(60);
 
 /// Calls [`Engine::renew`] for several renewals concurrently.

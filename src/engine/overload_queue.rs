@@ -52,7 +52,6 @@ impl<T> OverloadQueue<T> {
         arrival
     }
 
-    #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -77,7 +76,6 @@ impl<T> OverloadQueue<T> {
     }
 
     /// Removes the oldest attempts that fulfil a condition, up to the first one that does not.
-    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(super) fn drop_oldest_while(&mut self, condition: impl Fn(&T) -> bool) {
         while let Some((arrival, oldest)) = self.waiting.first_key_value()
             && condition(&oldest.attempt)
@@ -88,7 +86,6 @@ impl<T> OverloadQueue<T> {
     }
 
     /// Whether no attempt waits.
-    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

@@ -111,7 +111,6 @@ pub struct TlsFiles {
 
 impl TlsFiles {
     /// Rejects `tls.servername`, which only Redis has. `advice` is appended to the error.
-    #[cfg_attr(not(feature = "mongodb"), allow(dead_code, reason = "Redis has it"))]
     pub(super) fn reject_server_name(&self, advice: &str) -> Result<(), crate::error::LockError> {
         match self.server_name {
             Some(_) => Err(crate::error::LockError::invalid(

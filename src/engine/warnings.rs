@@ -21,10 +21,6 @@ impl Warnings {
     }
 
     /// Reports a warning, unless the same one has been reported.
-    #[cfg_attr(
-        not(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis")),
-        allow(dead_code, reason = "only the stores with a server warn")
-    )]
     pub(super) fn warn(&self, text: String) {
         if self.reported.lock().insert(text.clone()) {
             (self.report)(&text);

@@ -4,6 +4,14 @@
 //! which take and return numbers, strings and one record of options. JavaScript refers to a lease by a number ([`bridge::leases`]). A call
 //! returns a promise; an error rejects it with JSON text ([`bridge::deferred`]). Losses and events are sent to one JavaScript function per
 //! service ([`bridge::notifier`]).
+//!
+//! - `service.rs`: the verbs. `acquisition.rs`: a pending acquisition. `list.rs`: lists. `testing.rs`: `holdfast/testing`.
+//! - `options.rs`, `names.rs`: arguments. `debug.rs`: `HOLDFAST_DEBUG=1`.
+//! - `bridge/`: between a Rust future and a promise.
+//!
+//! # References
+//! The native core has no reference to a service, only to its `onEvent` and `credentials`. So a service that is unreachable is collected,
+//! and its connection closed (`lib/connection.ts`), unless one of these two functions refers to it.
 
 mod acquisition;
 mod bridge;

@@ -1,4 +1,8 @@
 //! The end of a service: a drain, if there is one, and the close.
+//!
+//! A drain ends waits and rejects new calls. The calls of a holder (extend, release) are rejected only by the close. A close ends the
+//! leases in two steps: each one becomes lost, and when the event loop has delivered the losses, the store releases them. So a job has
+//! seen its signal abort before the next holder is granted the name.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::engine::{Core, Own, ROUNDS};
+use super::engine::{Core, OwnClaim, ROUNDS};
 use super::record::{Seen, Stored, new_token, now_ms};
 use super::store::{Failure, Outcome};
 use crate::clock::Moment;
@@ -18,25 +18,30 @@ const LIVENESS: Duration = Duration::from_millis(4500);
 /// The time from a grant until its fencing token is written. Most locks are released before.
 pub(super) const RECORD_DELAY: Duration = Duration::from_millis(50);
 
-/// Returns how long a position lasts without an attempt.
-pub(super) fn liveness(ttl: Ttl) -> Duration {
-    ttl.duration().min(LIVENESS)
+/// Returns when a position ends without a further attempt.
+pub(super) fn end_of_position(ttl: Ttl) -> Moment {
+    Moment::now() + ttl.duration().min(LIVENESS)
 }
 
 impl Core {
     /// Makes one attempt to acquire all names of a claim.
+    ///
+    /// # Behavior
+    /// Each round compares what was read of the names with what the claim wants: no entries if a name is busy and it does not wait, entries in
+    /// the names up to the busy one if it waits, else entries in all names. It changes what differs, and the next round reads again. The
+    /// attempt ends when nothing differs: with a busy name, or with the grant, if no entry has changed in between.
     pub(super) async fn acquire(&self, claim: &Claim) -> Outcome<Acquired> {
         let (names, owner, began) = (claim.keys(), &claim.owner, Moment::now());
         // A deletion of its entries that is in progress could be executed after the attempt.
-        self.deleted(owner).await;
+        self.wait_for_deletions(owner).await;
         if claim.waiting && self.local.begin_attempt(owner) && names.len() == 1 {
-            self.own.remove(owner);
+            self.claims.remove(owner);
         }
-        let mut seen = match self.own.get(owner) {
+        let mut seen = match self.claims.get(owner) {
             None => self.store.change(claim, names, &[], true).await?,
             Some(_) => {
                 claim.mark_sent();
-                self.store.look(names, Some(owner)).await?
+                self.store.read(names, Some(owner)).await?
             }
         };
         for _ in 0..ROUNDS {
@@ -52,26 +57,26 @@ impl Core {
             let is_missing = |(_, seen): &(&Key, &Seen)| seen.own.is_none();
             let missing = names.iter().zip(&seen).take(wanted).filter(is_missing);
             let create: Vec<Key> = missing.map(|(name, _)| name.clone()).collect();
-            let own = |seen: &[Seen]| seen.iter().filter_map(|seen| seen.own.clone()).collect::<Vec<_>>();
-            let remove = own(&seen[wanted..]);
+            let own_entries = |seen: &[Seen]| seen.iter().filter_map(|seen| seen.own.clone()).collect::<Vec<_>>();
+            let remove = own_entries(&seen[wanted..]);
             if let (Some(index), 0) = (busy, wanted) {
                 if remove.is_empty() || self.store.delete(&remove).await? {
                     self.forget(owner);
                     return Ok(is_held(&names[index], &seen[index]));
                 }
-                seen = self.store.look(names, Some(owner)).await?;
+                seen = self.store.read(names, Some(owner)).await?;
                 continue;
             }
             if !create.is_empty() || !remove.is_empty() {
                 seen = self.store.change(claim, &create, &remove, false).await?;
                 continue;
             }
-            let mut entries = own(&seen[..wanted]);
+            let mut entries = own_entries(&seen[..wanted]);
             if let Some(index) = busy {
                 if names.len() > 1 && entries.iter().any(Stored::holds) {
                     // They have the data of a lease: they were created when all names seemed to be free.
-                    let Some(marked) = self.write(owner, parts(entries), Some(owner), claim.ttl).await? else {
-                        seen = self.store.look(names, Some(owner)).await?;
+                    let Some(marked) = self.write(owner, as_set(entries), Some(owner), claim.ttl).await? else {
+                        seen = self.store.read(names, Some(owner)).await?;
                         continue;
                     };
                     entries = marked;
@@ -79,19 +84,19 @@ impl Core {
                 let Some(id) = entries.last().map(|entry| entry.id.clone()) else {
                     continue;
                 };
-                let own = Own {
+                let own = OwnClaim {
                     entries,
                     fence: None,
                     needs_token: claim.needs_token,
                 };
-                self.own.insert(owner.clone(), own, Moment::now() + liveness(claim.ttl));
+                self.claims.insert(owner.clone(), own, end_of_position(claim.ttl));
                 self.local.enter(owner, &names[index], &id);
                 return Ok(is_held(&names[index], &seen[index]));
             }
             if let Some(fence) = self.grant(claim, began, entries, new_token(&seen)).await? {
                 return Ok(Acquired::Granted { fence });
             }
-            seen = self.store.look(names, Some(owner)).await?;
+            seen = self.store.read(names, Some(owner)).await?;
         }
         Err(Failure::contended())
     }
@@ -108,7 +113,8 @@ impl Core {
         let owner = &claim.owner;
         // The service counts its lease from then.
         let sent = claim.sent_at().map_or(began, |sent| sent.max(began));
-        let known = self.own.get(owner).map(|(_, own)| own.fence);
+        // A retry after a lost reply keeps its token: the one that this process knows, or the one that is written.
+        let known = self.claims.get(owner).map(|(_, own)| own.fence);
         let waited = known == Some(None);
         let known = known.flatten().filter(|fence| *fence != Fence::NONE);
         let written = entries.iter().map(Stored::fence).collect::<Option<Vec<_>>>();
@@ -127,7 +133,7 @@ impl Core {
             entries = written;
         }
         if !self.hold(owner, entries.clone(), fence, sent, claim.needs_token) {
-            self.deleted(owner).await;
+            self.wait_for_deletions(owner).await;
             return Ok(None);
         }
         if is_lease && !has_token {
@@ -150,7 +156,7 @@ pub(super) fn of_lease(mut entry: Stored, ttl: Ttl, fence: Fence) -> Stored {
 }
 
 /// Returns entries with the data of a claim that does not hold all of its names.
-fn parts(mut entries: Vec<Stored>) -> Vec<Stored> {
+fn as_set(mut entries: Vec<Stored>) -> Vec<Stored> {
     let records = entries.iter_mut().filter_map(|entry| entry.record.as_mut());
     records.for_each(|record| record.set = true);
     entries

@@ -35,9 +35,9 @@ const MOST_REPEATS: usize = 16;
 /// The maximum number of tries of a verb: it begins again when an entry has changed since it was read.
 pub(super) const ROUNDS: usize = 16;
 
-/// The entries of one claim of this process.
+/// The entries of one claim of this process: a lease, or the positions of a waiter.
 #[derive(Debug, Clone)]
-pub(super) struct Own {
+pub(super) struct OwnClaim {
     /// In the order of the names.
     pub entries: Vec<Stored>,
     /// The fencing token of its lease. `None`: it waits.
@@ -50,7 +50,7 @@ pub(super) struct Core {
     pub store: Arc<dyn Store>,
     pub local: Arc<LocalEntries>,
     /// The claims of this process, with the ends of their leases, or of the positions of waiters that make no more attempts.
-    pub own: Ends<OwnerToken, Own>,
+    pub claims: Ends<OwnerToken, OwnClaim>,
     /// When the fencing token of a grant is written to its entries.
     pub records: Ends<OwnerToken, ()>,
     /// The owners whose entries are deleted in the background.
@@ -93,7 +93,7 @@ impl EntryEngine {
         let core = Arc::new(Core {
             store: store.clone(),
             local,
-            own: Ends::new(),
+            claims: Ends::new(),
             records: Ends::new(),
             ending: watch::Sender::default(),
             repeats: (Semaphore::new(MOST_REPEATS), Mutex::new(Backoff::for_store())),
@@ -121,13 +121,13 @@ impl Core {
     /// Reads names. Waits for fencing tokens that are not written yet, for `polls` reads at most.
     async fn settled(&self, names: &[Key], polls: u32) -> Outcome<Vec<Seen>> {
         for _ in 0..polls {
-            let seen = self.store.look(names, None).await?;
+            let seen = self.store.read(names, None).await?;
             if !seen.iter().filter_map(Seen::holder).any(Stored::awaits_token) {
                 return Ok(seen);
             }
             sleep(TOKEN_POLL).await;
         }
-        self.store.look(names, None).await
+        self.store.read(names, None).await
     }
 
     async fn inspect(&self, name: &Key, polls: u32) -> Outcome<Option<LockInfo>> {
@@ -149,7 +149,7 @@ impl Core {
     /// Releases a name of any owner. `false`: it was free.
     async fn force_release(&self, name: &Key) -> Outcome<bool> {
         for _ in 0..ROUNDS {
-            let seen = self.store.look(std::slice::from_ref(name), None).await?;
+            let seen = self.store.read(std::slice::from_ref(name), None).await?;
             let Some(holder) = seen.first().and_then(Seen::holder) else {
                 return Ok(false);
             };
@@ -243,7 +243,7 @@ impl Engine for EntryEngine {
 
     async fn close(&self) {
         self.running.cancel();
-        let own = &self.core.own;
+        let own = &self.core.claims;
         let has_entries = |session| own.any(|own| own.entries.iter().any(|entry| entry.session == session));
         self.core.store.close(&has_entries).await;
     }

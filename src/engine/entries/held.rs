@@ -7,7 +7,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 
 use super::attempt::of_lease;
-use super::engine::{Core, Own, ROUNDS, TOKEN_POLL, TOKEN_POLLS};
+use super::engine::{Core, OwnClaim, ROUNDS, TOKEN_POLL, TOKEN_POLLS};
 use super::record::{Seen, Stored, UNKNOWN, new_token};
 use super::store::{Failure, Outcome};
 use crate::clock::Moment;
@@ -57,11 +57,11 @@ impl Core {
     /// not be deleted before the store answers.
     fn unwritten(&self, Renewal { claim, ttl }: &Renewal<'_>, began: Moment) -> Option<Vec<Stored>> {
         let is_unwritten = |entry: &Stored| entry.version != UNKNOWN && self.store.is_lease(entry, *ttl);
-        let (_, own) = self.own.get(&claim.owner)?;
+        let (_, own) = self.claims.get(&claim.owner)?;
         if !own.holds(claim) || !own.entries.iter().all(is_unwritten) {
             return None;
         }
-        Some(self.own.extend(&claim.owner, began + ttl.duration())?.entries)
+        Some(self.claims.extend(&claim.owner, began + ttl.duration())?.entries)
     }
 
     /// Renews leases by one check.
@@ -99,7 +99,7 @@ impl Core {
     pub(super) async fn rewrite(&self, claim: &Claim, to: &OwnerToken, ttl: Ttl) -> Outcome<Renewed> {
         for _ in 0..ROUNDS {
             let sent = Moment::now();
-            let own = self.own.get(&claim.owner).map(|(_, own)| own);
+            let own = self.claims.get(&claim.owner).map(|(_, own)| own);
             let is_ending = self.ending.borrow().contains(&claim.owner);
             let held = match is_ending {
                 true => None,
@@ -145,7 +145,7 @@ impl Core {
     ) -> bool {
         let ttl = entries.iter().filter_map(Stored::ttl).max();
         let end = ttl.map_or(sent, |ttl| sent + ttl.duration());
-        let own = Own {
+        let own = OwnClaim {
             entries,
             fence: Some(fence),
             needs_token,
@@ -154,7 +154,7 @@ impl Core {
         if ending.contains(owner) {
             return false;
         }
-        self.own.insert(owner.clone(), own, end);
+        self.claims.insert(owner.clone(), own, end);
         self.local.leave(owner);
         true
     }
@@ -163,10 +163,10 @@ impl Core {
     /// is not.
     ///
     /// # Behavior
-    /// Waits for a fencing token that another process has not written yet.
+    /// Waits for a fencing token that another process has not written yet. `is_known`: the lease is of this process, which knows its token.
     async fn held(&self, claim: &Claim, other: &OwnerToken, is_known: bool) -> Outcome<Option<(Vec<Stored>, Fence)>> {
         for poll in 0.. {
-            let seen = self.store.look(claim.keys(), Some(&claim.owner)).await?;
+            let seen = self.store.read(claim.keys(), Some(&claim.owner)).await?;
             let is_mine = |entry: &&Stored| entry.record.is_some() && (entry.is_of(&claim.owner) || entry.is_of(other));
             let holders = seen.iter().map(|seen| seen.holder().filter(is_mine).cloned());
             let Some(holders) = holders.collect::<Option<Vec<_>>>() else {
@@ -190,7 +190,7 @@ impl Core {
         to: Option<&OwnerToken>,
         ttl: Ttl,
     ) -> Outcome<Option<Vec<Stored>>> {
-        self.own.update(owner, |_, own| {
+        self.claims.update(owner, |_, own| {
             own.entries.iter_mut().for_each(|entry| entry.version = UNKNOWN);
             None
         });
@@ -201,11 +201,11 @@ impl Core {
     /// time.
     pub(super) async fn release(&self, claim: &Claim, keep: Duration) -> Outcome<Released> {
         let owner = &claim.owner;
-        self.store.answered(owner).await;
-        self.deleted(owner).await;
+        self.store.wait_for_answers(owner).await;
+        self.wait_for_deletions(owner).await;
         self.local.leave(owner);
         self.records.remove(owner);
-        if let Some((_, own)) = self.own.get(owner)
+        if let Some((_, own)) = self.claims.get(owner)
             && keep.is_zero()
             && (own.fence.is_none() || own.holds(claim))
             && own.entries.iter().all(|entry| entry.version != UNKNOWN)
@@ -220,13 +220,13 @@ impl Core {
         }
         for _ in 0..ROUNDS {
             let sent = Moment::now();
-            let seen = self.store.look(claim.keys(), Some(owner)).await?;
+            let seen = self.store.read(claim.keys(), Some(owner)).await?;
             let holds = |seen: &Seen| seen.holder().is_some_and(|holder| holder.is_of(owner));
             let is_held = seen.iter().all(holds);
             let new = new_token(&seen);
             let entries: Vec<Stored> = seen.into_iter().filter_map(|seen| seen.own).collect();
             let is_done = if is_held && !keep.is_zero() {
-                let known = self.own.get(owner).and_then(|(_, own)| own.fence);
+                let known = self.claims.get(owner).and_then(|(_, own)| own.fence);
                 let fence = known
                     .or_else(|| entries.iter().filter_map(Stored::fence).max())
                     .unwrap_or(new);
@@ -253,13 +253,13 @@ impl Core {
 
     /// Removes what is known about a claim.
     pub(super) fn forget(&self, owner: &OwnerToken) {
-        self.own.remove(owner);
+        self.claims.remove(owner);
         self.records.remove(owner);
         self.local.leave(owner);
     }
 }
 
-impl Own {
+impl OwnClaim {
     /// Whether it is a lease of all names of a claim.
     fn holds(&self, claim: &Claim) -> bool {
         self.fence.is_some() && self.entries.iter().map(|entry| &entry.name).eq(claim.keys())

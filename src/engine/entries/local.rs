@@ -207,13 +207,11 @@ impl LocalEntries {
     }
 
     /// Whether a name has waiters.
-    #[cfg(feature = "zookeeper")]
     pub(in crate::engine) fn has_waiters(&self, key: &Key) -> bool {
         self.state.lock().names.contains_key(key)
     }
 
     /// Whether there are no waiters.
-    #[cfg(feature = "etcd")]
     pub(in crate::engine) fn is_empty(&self) -> bool {
         self.state.lock().names.is_empty()
     }

@@ -1,15 +1,14 @@
 //! The entries of one name, in their order, and the rule that says which of them are granted.
 
 use std::collections::BTreeMap;
-#[cfg(feature = "zookeeper")]
-use std::ops::Bound;
+use std::ops::Bound::{Included, Unbounded};
 use std::sync::Arc;
 
 use crate::model::OwnerToken;
 
 /// The position of an entry among those of its name: the number that the store gave to its creation, and its index among the entries of
 /// that step.
-pub(in crate::engine) type Place = (u64, u32);
+pub(in crate::engine) type Position = (u64, u32);
 
 /// What a claim needs of a name. A lock is the share 1 of 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +28,7 @@ impl Share {
 pub(in crate::engine) struct Entry {
     /// Identifies the entry in its name: unique, and known to its process before the store creates it.
     pub id: Arc<str>,
-    pub place: Place,
+    pub position: Position,
     pub share: Share,
 }
 
@@ -49,36 +48,35 @@ pub(in crate::engine) enum Change {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Mirror {
     /// Another program may give two entries the same position.
-    entries: BTreeMap<(Place, Arc<str>), Share>,
-    places: BTreeMap<Arc<str>, Place>,
+    entries: BTreeMap<(Position, Arc<str>), Share>,
+    positions: BTreeMap<Arc<str>, Position>,
 }
 
 impl Mirror {
     pub(super) fn apply(&mut self, change: Change) {
         match change {
-            Change::Created(Entry { id, place, share }) => {
-                if let Some(before) = self.places.insert(id.clone(), place) {
+            Change::Created(Entry { id, position, share }) => {
+                if let Some(before) = self.positions.insert(id.clone(), position) {
                     self.entries.remove(&(before, id.clone()));
                 }
-                self.entries.insert((place, id), share);
+                self.entries.insert((position, id), share);
             }
             Change::Deleted(id, _) => {
-                if let Some(place) = self.places.remove(&id) {
-                    self.entries.remove(&(place, id));
+                if let Some(position) = self.positions.remove(&id) {
+                    self.entries.remove(&(position, id));
                 }
             }
         }
     }
 
     pub(super) fn has(&self, id: &str) -> bool {
-        self.places.contains_key(id)
+        self.positions.contains_key(id)
     }
 
     /// Returns the entry whose id begins with `prefix`, and the oldest one. `None`: there is no such entry, or more than one, or it is
     /// granted.
-    #[cfg(feature = "zookeeper")]
     pub(in crate::engine) fn waits(&self, prefix: &str) -> Option<[Arc<str>; 2]> {
-        let ids = self.places.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        let ids = self.positions.range::<str, _>((Included(prefix), Unbounded));
         let mut own = ids.map(|(id, _)| id).take_while(|id| id.starts_with(prefix));
         let (Some(own), None) = (own.next(), own.next()) else {
             return None;
@@ -132,10 +130,10 @@ mod tests {
 
     #[test]
     fn an_entry_keeps_its_place_until_it_is_deleted() {
-        let created = |id: &str, place| {
+        let created = |id: &str, position| {
             let id = id.into();
             let share = Share::LOCK;
-            Change::Created(Entry { id, place, share })
+            Change::Created(Entry { id, position, share })
         };
         let mut mirror = Mirror::default();
         for change in [created("b", (7, 1)), created("c", (9, 0)), created("a", (7, 0))] {
@@ -149,17 +147,14 @@ mod tests {
         mirror.apply(created("b", (12, 0)));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");
         assert!(mirror.has("b") && !mirror.has("a"));
-        #[cfg(feature = "zookeeper")]
-        {
-            assert_eq!(mirror.waits("b"), Some(["b".into(), "c".into()]));
-            assert_eq!(
-                (mirror.waits("c"), mirror.waits("x")),
-                (None, None),
-                "granted, or unknown"
-            );
-            mirror.apply(created("b2", (13, 0)));
-            assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
-        }
+        assert_eq!(mirror.waits("b"), Some(["b".into(), "c".into()]));
+        assert_eq!(
+            (mirror.waits("c"), mirror.waits("x")),
+            (None, None),
+            "granted, or unknown"
+        );
+        mirror.apply(created("b2", (13, 0)));
+        assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
         // The end of one of two entries in the same position is not that of the other one.
         mirror.apply(created("d", (9, 0)));
         mirror.apply(Change::Deleted("d".into(), None));

@@ -1,13 +1,24 @@
 //! The engine of the stores where the order of entries is the lock (etcd, ZooKeeper).
 //!
-//! Each claim has an entry below its name. The store numbers entries in the order of their creation, and removes an entry when its
-//! claim ends or its process dies. The oldest entry holds the name (`mirror.rs`). So the deletion of the holder's entry is the
-//! grant of the next one, which each process with waiters detects in its mirror of the name (`local.rs`).
+//! Each claim has an entry below its name. The store numbers entries in the order of their creation, and removes an entry when its claim
+//! ends or its process dies. The oldest entry holds the name. So the deletion of the holder's entry is the grant of the next one, which
+//! each process with waiters detects in its mirror of the name. `docs/proofs/entries.md` shows that this has one holder.
 //!
-//! The engine has the rules: attempts, renewals, hand-offs, ends of leases. A [`Store`] makes the requests.
+//! The engine has the rules. A [`Store`] makes the requests.
 //!
-//! The first waiter of a name opens a watch, and the last one closes it. The store reads the entries once, after the server has
-//! confirmed the watch, and reports the changes that are newer than the read.
+//! - `engine.rs`: the engine, and its reads. `attempt.rs`: attempts. `held.rs`: renewals, transfers, releases. `tasks.rs`: its tasks,
+//!   which grant names to waiters, end leases, and write fencing tokens.
+//! - `store.rs`: the trait. `record.rs`: the entries of claims, and their data.
+//! - `local.rs`: the waiters of this process. `mirror.rs`: the order of the entries of a name, and which of them are granted.
+//! - `names.rs`: names in keys and paths. `servers.rs`: the servers of a URL, and their sockets.
+//!
+//! # Ends
+//! An entry lasts as long as a session of its process (an etcd lease, a session of ZooKeeper), which is longer than most leases. So one
+//! table (`engine/ends.rs`) has the claims of the process with their ends, and the entries of a claim are deleted at its end if they have
+//! not changed. A waiter's entry is deleted only if its caller is gone or the event loop does not respond.
+//!
+//! # Several names
+//! The entries of a claim are marked as those of a set until it holds all of them, so that `inspect` shows no holder.
 
 mod attempt;
 mod engine;
@@ -22,14 +33,8 @@ mod tasks;
 #[cfg(test)]
 pub(in crate::engine) mod tests;
 
-pub(in crate::engine) use self::engine::EntryEngine;
-#[cfg(feature = "zookeeper")]
-pub(in crate::engine) use self::engine::PAGE_SIZE;
+pub(in crate::engine) use self::engine::{EntryEngine, PAGE_SIZE};
 pub(in crate::engine) use self::local::LocalEntries;
-#[cfg(feature = "zookeeper")]
-pub(in crate::engine) use self::mirror::Place;
-pub(in crate::engine) use self::mirror::{Change, Entry, Share};
-#[cfg(feature = "zookeeper")]
-pub(in crate::engine) use self::record::UNKNOWN;
-pub(in crate::engine) use self::record::{Record, Seen, Stored, now_ms};
+pub(in crate::engine) use self::mirror::{Change, Entry, Position, Share};
+pub(in crate::engine) use self::record::{Record, Seen, Stored, UNKNOWN, now_ms};
 pub(in crate::engine) use self::store::{Failure, Outcome, Store};

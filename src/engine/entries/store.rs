@@ -88,16 +88,20 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
         false
     }
 
-    /// Creates entries of a claim at the names `create`, which have none of it as far as is known, deletes those of `remove`, and reads
-    /// all names of the claim after that. If the store has changed since, it may omit the changes. Calls [`Claim::mark_sent`].
+    /// The step of an attempt that changes entries. Creates entries of the claim at the names `create`, deletes the entries `remove`, and
+    /// then reads all names of the claim. Calls [`Claim::mark_sent`].
     ///
     /// # Behavior
-    /// An entry that the claim has already stays. `is_first`: in the first attempt a waiting claim of one name enters the queue, and any
-    /// other claim needs entries only if all names are free.
+    /// The caller decides from the names that are returned, and calls again if the entries are not as it wants them. So the changes may be
+    /// omitted if another process has changed an entry, and an entry that the claim has already stays.
+    ///
+    /// `is_first`: the first call for this owner, which is most often the whole attempt. If all names are free, it creates the entries.
+    /// Otherwise it creates one only for a waiting claim of one name, which enters the queue.
     async fn change(&self, claim: &Claim, create: &[Key], remove: &[Stored], is_first: bool) -> Outcome<Vec<Seen>>;
 
-    /// Reads names, after everything that was committed before. Holders are found by their owners, other entries by their first owners.
-    async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>>;
+    /// Reads names, after everything that was committed before: the oldest entry of each one, and the entry of `owner`. (The oldest entry is
+    /// that of `owner` also after a transfer. Another entry is found only by its first owner, because a waiter is not transferred.)
+    async fn read(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>>;
 
     /// Writes the records of entries, all or none, unless one has changed. The entries then belong to `owner`, and last for `ttl`; those
     /// without an owner also after the end of this process. Returns them as they are now. `None`: one has changed.
@@ -109,10 +113,11 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     /// Reads which entries have not changed, after everything that was committed before.
     async fn check(&self, entries: &[&Stored]) -> Outcome<Vec<bool>>;
 
-    /// Makes the sessions of entries last for `ttl` after `sent`, and waits until that is certain. `false`: one has ended.
+    /// Makes the sessions of entries last for `ttl` after `sent`, and waits until that is certain. `false`: one has ended, or its entries
+    /// need a new one ([`Store::write`]).
     async fn keep(&self, entries: &[Stored], sent: Moment, ttl: Ttl) -> Outcome<bool>;
 
-    /// Whether an entry needs no write before it is a lease of this process for `ttl`.
+    /// Whether an entry has the data and the session of a lease of this process for `ttl`. `false`: a grant or a renewal has to write it.
     fn is_lease(&self, entry: &Stored, ttl: Ttl) -> bool;
 
     /// Returns until when a session of this process certainly lasts. `None`: it has ended, or is that of another process.
@@ -129,7 +134,7 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     async fn watch(&self, name: &Key) -> Failure;
 
     /// Waits for the answers to dropped attempts of an owner, where the store may execute a later request first.
-    async fn answered(&self, _owner: &OwnerToken) {}
+    async fn wait_for_answers(&self, _owner: &OwnerToken) {}
 
     /// Ends the sessions for which `has_entries` is false. (ZooKeeper: ends its only session, and with it all entries.)
     async fn close(&self, has_entries: &(dyn for<'a> Fn(i64) -> bool + Sync));

@@ -8,8 +8,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::attempt::{RECORD_DELAY, liveness, of_lease};
-use super::engine::{Core, Own};
+use super::attempt::{RECORD_DELAY, end_of_position, of_lease};
+use super::engine::{Core, OwnClaim};
 use super::local::{Granted, Watch};
 use super::record::{Stored, UNKNOWN, now_ms};
 use super::store::{Failure, Outcome};
@@ -85,9 +85,9 @@ impl Core {
     /// Passes a name to a waiter whose entry is granted. `false`: the waiter has to make an attempt, as a claim of several names and one
     /// without a subscription do.
     async fn is_handed_off(&self, Granted { owner, id, revision }: &Granted) -> Outcome<bool> {
-        let is_it = |own: &Own| own.entries.len() == 1 && own.entries[0].id == *id;
-        let waiting = |own: &Own| own.fence.is_none() && is_it(own);
-        let own = self.own.get(owner).map(|(_, own)| own).filter(waiting);
+        let is_it = |own: &OwnClaim| own.entries.len() == 1 && own.entries[0].id == *id;
+        let waiting = |own: &OwnClaim| own.fence.is_none() && is_it(own);
+        let own = self.claims.get(owner).map(|(_, own)| own).filter(waiting);
         let Some(own) = own.filter(|_| self.local.is_subscribed(owner)) else {
             return Ok(false);
         };
@@ -109,7 +109,7 @@ impl Core {
             return Ok(false);
         }
         let until = until.min(now + reservation);
-        let is_granted = self.own.update(owner, |_, own| {
+        let is_granted = self.claims.update(owner, |_, own| {
             let is_waiting = waiting(own) && !until.is_past();
             is_waiting.then(|| {
                 own.fence = Some(fence);
@@ -129,22 +129,21 @@ impl Core {
     /// Ends leases at their ttl, and the positions of waiters that make no more attempts.
     pub(super) async fn end_claims(self: Arc<Self>) {
         loop {
-            for (owner, own) in self.own.due().await {
+            for (owner, own) in self.claims.due().await {
                 let ttl = own.entries.iter().find_map(Stored::ttl);
                 let is_stalled = self.detector.get().is_some_and(|detector| {
                     detector.ping();
                     ttl.is_some_and(|ttl| detector.is_stalled(ttl))
                 });
                 let is_ending = self.ending.send_if_modified(|ending| {
-                    if self.own.get(&owner).is_some() {
+                    if self.claims.get(&owner).is_some() {
                         // An answer that has arrived since has made it a lease.
                         return false;
                     }
                     if let (None, false, Some(ttl)) = (own.fence, is_stalled, ttl)
                         && self.local.is_subscribed(&owner)
                     {
-                        self.own
-                            .insert(owner.clone(), own.clone(), Moment::now() + liveness(ttl));
+                        self.claims.insert(owner.clone(), own.clone(), end_of_position(ttl));
                         return false;
                     }
                     ending.insert(owner.clone())
@@ -164,7 +163,7 @@ impl Core {
     }
 
     /// Deletes entries that have not changed since, until their session ends.
-    async fn delete(&self, owner: &OwnerToken, own: Own) {
+    async fn delete(&self, owner: &OwnerToken, own: OwnClaim) {
         for entry in own.entries {
             let mut deleted = self.delete_entry(owner, &entry).await;
             while let Err(failure) = deleted {
@@ -190,7 +189,7 @@ impl Core {
         if entry.version != UNKNOWN {
             return self.store.delete(std::slice::from_ref(entry)).await.map(|_| ());
         }
-        let seen = self.store.look(std::slice::from_ref(&entry.name), Some(owner)).await?;
+        let seen = self.store.read(std::slice::from_ref(&entry.name), Some(owner)).await?;
         match seen.first().and_then(|seen| seen.own.as_ref()) {
             // A write of this process may be executed between the two requests.
             Some(own) if !self.store.delete(std::slice::from_ref(own)).await? => Err(Failure::contended()),
@@ -199,7 +198,7 @@ impl Core {
     }
 
     /// Waits until no entries of an owner are deleted in the background.
-    pub(super) async fn deleted(&self, owner: &OwnerToken) {
+    pub(super) async fn wait_for_deletions(&self, owner: &OwnerToken) {
         let is_deleted = |ending: &HashSet<OwnerToken>| !ending.contains(owner);
         let _ = self.ending.subscribe().wait_for(is_deleted).await;
     }
@@ -212,7 +211,7 @@ impl Core {
                 tokio::spawn(Box::pin(async move {
                     if let Err(failure) = core.write_token(&owner).await {
                         tracing::debug!(?failure, "a fencing token was not written");
-                        if core.own.get(&owner).is_some() {
+                        if core.claims.get(&owner).is_some() {
                             core.records.insert(owner, (), Moment::now() + RECORD_RETRY);
                         }
                     }
@@ -223,7 +222,7 @@ impl Core {
 
     /// Writes the fencing token of a lease, unless a renewal has to write the lease.
     async fn write_token(&self, owner: &OwnerToken) -> Outcome<()> {
-        let Some((_, own)) = self.own.get(owner) else {
+        let Some((_, own)) = self.claims.get(owner) else {
             return Ok(());
         };
         let (Some(fence), mut entries) = (own.fence, own.entries) else {
@@ -231,7 +230,7 @@ impl Core {
         };
         if entries.iter().any(|entry| entry.version == UNKNOWN) {
             let names: Vec<Key> = entries.iter().map(|entry| entry.name.clone()).collect();
-            let seen = self.store.look(&names, Some(owner)).await?;
+            let seen = self.store.read(&names, Some(owner)).await?;
             entries = seen.into_iter().filter_map(|seen| seen.own).collect();
         }
         let Some(ttl) = entries.iter().filter_map(Stored::ttl).max() else {
@@ -242,7 +241,7 @@ impl Core {
         }
         let leases = entries.into_iter().map(|entry| of_lease(entry, ttl, fence));
         if let Some(written) = self.write(owner, leases.collect(), Some(owner), ttl).await? {
-            self.own.update(owner, |_, own| {
+            self.claims.update(owner, |_, own| {
                 let is_writing = own.entries.iter().all(|entry| entry.version == UNKNOWN);
                 if is_writing && own.entries.len() == written.len() {
                     own.entries = written;

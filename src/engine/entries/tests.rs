@@ -44,8 +44,8 @@ fn id(claim: &Claim) -> Arc<str> {
 
 fn entry(id: &Arc<str>, number: u64) -> Entry {
     let (id, share) = (id.clone(), Share::LOCK);
-    let place = (number, 0);
-    Entry { id, place, share }
+    let position = (number, 0);
+    Entry { id, position, share }
 }
 
 impl Fixture {
@@ -192,7 +192,7 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
 }
 
 /// ZooKeeper reports the end of a session as deletions in any order, of which the last ones may be missing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn waiters_whose_entries_are_gone_enter_again_in_their_order() {
     for is_read in [true, false] {
         let (mut f, [first, second, third]) = fixture();
@@ -263,7 +263,7 @@ pub(in crate::engine) async fn an_entry_that_is_being_deleted_holds_nothing(engi
         assert!(granted().await);
         let core = &engine.core;
         core.ending.send_modify(|ending| _ = ending.insert(ours.owner.clone()));
-        let own = core.own.remove(&ours.owner).unwrap();
+        let own = core.claims.remove(&ours.owner).unwrap();
         assert_eq!(
             engine.renew(&ours, ours.ttl).await.unwrap(),
             Renewed::Lost,
@@ -295,14 +295,14 @@ pub(in crate::engine) async fn a_lease_that_ends_while_it_is_written_is_deleted(
         ));
         // As during a write of this process.
         core.records.remove(&ours.owner);
-        core.own.update(&ours.owner, |_, own| {
+        core.claims.update(&ours.owner, |_, own| {
             own.entries.iter_mut().for_each(|entry| entry.version = UNKNOWN);
             None
         });
         let writing = async {
             let end = Moment::now() + 4 * ttl;
             while !end.is_past() {
-                let seen = core.store.look(&keys, Some(&ours.owner)).await.unwrap();
+                let seen = core.store.read(&keys, Some(&ours.owner)).await.unwrap();
                 let entries: Vec<_> = seen.into_iter().filter_map(|seen| seen.own).collect();
                 if entries.is_empty() {
                     return;

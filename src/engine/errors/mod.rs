@@ -46,7 +46,6 @@ macro_rules! rows {
 pub(in crate::engine) use rows;
 
 /// The errors of a store.
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 pub(in crate::engine) struct Table<K: 'static> {
     pub rows: &'static [Row<K>],
     /// Further advice about the certificate of an unknown authority, and about one for another name.

@@ -5,11 +5,10 @@
 //! etcd lease lasts until `kept + C` at least. A lease that was requested at `sent` needs `sent + ttl`. So a request goes out when
 //! `kept < sent + ttl - C`. Every class is at least a second longer than its ttls, so that such a request is rare.
 //!
-//! With a new leader of the members, the time of all etcd leases starts again. A deposed leader that was suspended and continues does not
-//! know the requests to the new one, and revokes etcd leases that seem expired to it (etcd issue 15247; also with etcd 3.5.30). It may also
-//! answer requests that the new leader does not know. So **a request counts only in the term in which its etcd lease was granted**: a
-//! read that a majority confirms must show that term after the answer. In a later term entries get new etcd leases, which the deposed
-//! leader learns together with its deposition.
+//! **A request counts only in the term in which its etcd lease was granted**: a read that a majority confirms must show that term after the
+//! answer. In a later term entries get new etcd leases. `docs/proofs/etcd-terms.md` has the reason: a deposed leader that continues.
+//!
+//! A hand-off has the etcd lease of the waiters. The first renewal puts the entry under its class and writes the token.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -88,7 +87,7 @@ impl Lease {
     }
 
     /// Whether it may have expired.
-    fn is_over(&self) -> bool {
+    fn may_have_expired(&self) -> bool {
         (*self.answered.lock() + self.length).is_past()
     }
 }
@@ -162,7 +161,7 @@ impl Leases {
 
     fn insert(&self, lease: Arc<Lease>) {
         let mut leases = self.leases.lock();
-        leases.retain(|lease| !lease.is_over());
+        leases.retain(|lease| !lease.may_have_expired());
         let mut of_waiters = leases.iter().filter(|lease| lease.class == Class::Waiters);
         if of_waiters.clone().count() >= MOST_OF_WAITERS
             && let Some(oldest) = of_waiters.next().map(|lease| lease.id)
@@ -204,7 +203,7 @@ impl Leases {
 
     /// Returns when an etcd lease ends at the earliest, with a reserve for the clocks. `None`: it may have expired.
     pub(super) fn end_of(&self, id: i64) -> Option<Moment> {
-        let lease = self.find(id).filter(|lease| !lease.is_over())?;
+        let lease = self.find(id).filter(|lease| !lease.may_have_expired())?;
         Some(lease.ends() - RESERVE)
     }
 

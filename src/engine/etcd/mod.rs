@@ -1,7 +1,17 @@
 //! etcd 3.4 and later: the order of entries is the lock.
 //!
-//! Each claim has a key below its name, with an etcd lease of its process. The oldest one holds the name. Its deletion is the grant
-//! of the next one, whose process learns that from a watch. `entries/` has the rules, `leases.rs` keeps the etcd leases alive.
+//! Each claim has a key below its name, with an etcd lease of its process. The oldest one holds the name. Its deletion is the grant of the
+//! next one, whose process learns that from a watch. `engine/entries/` has the rules.
+//!
+//! - `store.rs`, `txn.rs`: the requests. `layout.rs`: the keys and values. `leases.rs`: the etcd leases. `config.rs`: the URL.
+//! - `client/`: HTTP/2 and gRPC.
+//!
+//! # Requests
+//! - An attempt is one transaction: it creates the key if the name is free, and otherwise enters the queue. Waiters of one name and
+//!   process enter one after the other, because etcd does not order the keys of one transaction.
+//! - A renewal compares the revisions of up to 100 keys in a transaction that writes nothing. Every other change reads the entries and
+//!   writes their records again, if they are unchanged.
+//! - A transfer writes the record of the key, which keeps the position.
 
 mod client;
 mod config;
@@ -43,7 +53,7 @@ async fn open(config: EtcdConfig) -> Result<(Arc<Etcd>, EntryEngine)> {
     let (store, engine) = EntryEngine::new(create, running.clone(), store_timeout);
     let name = Key::new("connect").map_err(|error| EngineError::new(store::NAME, "connect", false, error))?;
     let read = loop {
-        match store.look(slice::from_ref(&name), None).await {
+        match store.read(slice::from_ref(&name), None).await {
             // A member without a leader: the next request goes to another one.
             Err(failure) if failure.is_sent && failure.passes && members > 1 => members -= 1,
             read => break read,

@@ -141,8 +141,8 @@ impl Store for Etcd {
         let mut is_repeated = false;
         loop {
             let changed = match is_first {
-                true => self.enter(claim, create).await,
-                false => self.move_on(claim, create, remove).await,
+                true => self.attempt_first(claim, create).await,
+                false => self.change_entries(claim, create, remove).await,
             };
             match changed {
                 // An etcd lease has expired: there is a new one now.
@@ -152,8 +152,8 @@ impl Store for Etcd {
         }
     }
 
-    async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
-        Ok(self.looked(names, owner).await?)
+    async fn read(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
+        Ok(self.read_in_one(names, owner).await?)
     }
 
     async fn write(
@@ -251,7 +251,7 @@ impl Store for Etcd {
     }
 
     async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>> {
-        Ok(Some(Fence(revision.max(entry.place.0))))
+        Ok(Some(Fence(revision.max(entry.position.0))))
     }
 
     async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>> {
@@ -267,8 +267,8 @@ impl Store for Etcd {
         failure
     }
 
-    async fn answered(&self, owner: &OwnerToken) {
-        self.client.answered(owner).await;
+    async fn wait_for_answers(&self, owner: &OwnerToken) {
+        self.client.wait_for_answers(owner).await;
     }
 
     async fn close(&self, has_entries: &(dyn for<'a> Fn(i64) -> bool + Sync)) {
@@ -281,7 +281,7 @@ impl Store for Etcd {
 fn mirrored(entry: Stored) -> Entry {
     Entry {
         id: entry.id,
-        place: entry.place,
+        position: entry.position,
         share: Share::LOCK,
     }
 }

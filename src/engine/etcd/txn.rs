@@ -1,5 +1,7 @@
 //! The transactions on entries.
 
+use std::sync::Arc;
+
 use super::client::messages::{
     Compare, DeleteRequest, KeyValue, Op, OpAnswer, PutRequest, RangeRequest, RangeResponse, ResponseOp, TxnRequest,
     TxnResponse,
@@ -10,14 +12,13 @@ use super::store::{Etcd, Range};
 use crate::clock::Moment;
 use crate::engine::entries::{Record, Seen, Stored, now_ms};
 use crate::model::{Claim, Key, OwnerToken};
-use std::sync::Arc;
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
 
 /// The comparison that is true for a range without keys.
 pub(super) fn is_empty((key, range_end): Range) -> Compare {
     Compare {
-        target: 1,
+        target: 1, // CREATE
         key,
         range_end,
         create_revision: Some(0),
@@ -58,7 +59,7 @@ impl Etcd {
     /// Returns the comparison that is true while an entry has not changed.
     pub(super) fn is_unchanged(&self, entry: &Stored) -> Compare {
         Compare {
-            target: 2,
+            target: 2, // MOD
             key: self.key(entry),
             mod_revision: Some(entry.version),
             ..Compare::default()
@@ -91,8 +92,8 @@ impl Etcd {
             key,
             range_end,
             limit: 1,
-            sort_order: 1,
-            sort_target: 2,
+            sort_order: 1,  // ASCEND
+            sort_target: 2, // CREATE
             ..RangeRequest::default()
         };
         let own = owner.map(|owner| RangeRequest {
@@ -126,7 +127,7 @@ impl Etcd {
     }
 
     /// Makes the first attempt: if all names are free, it grants them; otherwise a claim of one name that waits enters.
-    pub(super) async fn enter(&self, claim: &Claim, names: &[Key]) -> Answer<Vec<Seen>> {
+    pub(super) async fn attempt_first(&self, claim: &Claim, names: &[Key]) -> Answer<Vec<Seen>> {
         let owner = Some(&claim.owner);
         let lease = self.leases.get(Class::of(claim.ttl)).await?;
         let record = Record::new(claim);
@@ -174,7 +175,7 @@ impl Etcd {
     /// Describes a name with one entry, which was created at a revision.
     pub(super) fn created(&self, entry: Stored, at: i64, lease: &Lease) -> Seen {
         let entry = Stored {
-            place: (at as u64, 0),
+            position: (at as u64, 0),
             version: at,
             session: lease.id,
             ..entry
@@ -187,7 +188,8 @@ impl Etcd {
         }
     }
 
-    pub(super) async fn move_on(&self, claim: &Claim, create: &[Key], remove: &[Stored]) -> Answer<Vec<Seen>> {
+    /// Creates entries of a waiting claim and deletes others, in one transaction, and then reads all names of the claim.
+    pub(super) async fn change_entries(&self, claim: &Claim, create: &[Key], remove: &[Stored]) -> Answer<Vec<Seen>> {
         let owner = Some(&claim.owner);
         let lease = self.leases.get(Class::Waiters).await?;
         let record = Record::new(claim);
@@ -202,10 +204,11 @@ impl Etcd {
         self.waiting.notify_one();
         let changed = self.txn(&txn(compare, changes, Vec::new()), Some(claim)).await;
         self.of_lease(changed, [&lease])?;
-        self.looked(claim.keys(), owner).await
+        self.read_in_one(claim.keys(), owner).await
     }
 
-    pub(super) async fn looked(&self, names: &[Key], owner: Option<&OwnerToken>) -> Answer<Vec<Seen>> {
+    /// Reads names in one transaction.
+    pub(super) async fn read_in_one(&self, names: &[Key], owner: Option<&OwnerToken>) -> Answer<Vec<Seen>> {
         let reads = names.iter().flat_map(|name| self.reads(name, owner));
         let answer = self.txn(&txn(Vec::new(), reads.collect(), Vec::new()), None).await?;
         let at = revision(&answer);

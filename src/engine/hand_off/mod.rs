@@ -1,19 +1,16 @@
 //! The time until which a hand-off lasts, on the local clock.
 //!
-//! A waiter that gets a name by hand-off has sent no request from whose sending its lease could count. But its process has read
-//! the server's clock with a heartbeat or an attempt: the request was sent at the local time `sent`, and the server's clock
-//! showed `server` after that. So at a later local time `now` the server's clock shows at most
+//! A waiter that gets a name by hand-off has sent no request from whose sending its lease could count. But its process has read the
+//! server's clock with a heartbeat or an attempt: the request was sent at the local time `sent`, and the server's clock showed `server`
+//! after that. So at a later local time `now` the server's clock shows at most
 //!
 //! ```text
 //! upper(now) = server + (now - sent) * 1.01
 //! ```
 //!
-//! where 1 % is the allowance for clock drift ([`crate::model::Ttl::validity`]). The lease ends at `until` by the server's clock,
-//! and locally when `upper` reaches `until - 2 ms`. That is wrong only if the server's clock steps forward, as for every lease.
-//! A step between the reading and the hand-off is detected unless it is shorter than the delay of the message, because `upper`
-//! is then smaller than the time of the hand-off. The reading is older than the message, so such a step is shorter than
-//! [`Limits::most_age`], and so is the time with two holders. (On MongoDB that time is the start of the releasing command, which may write
-//! later. The delay counts from there.) `model/` tries every order of events.
+//! where 1 % is the allowance for clock drift ([`crate::model::Ttl::validity`]). The lease ends at `until` by the server's clock, and
+//! locally when `upper` reaches `until - 2 ms`. `docs/proofs/hand-off.md` shows what a step of the server's clock costs. `model/` tries
+//! every order of events.
 
 #[cfg(test)]
 mod model;

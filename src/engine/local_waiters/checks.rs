@@ -7,7 +7,6 @@ use tokio::time::Instant;
 
 use super::{HEARTBEAT_INTERVAL, LocalWaiters, Waiter};
 use crate::model::Key;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 use crate::model::OwnerToken;
 
 /// A name with waiters in this process.
@@ -17,13 +16,10 @@ pub(super) struct WaitedName<H> {
     /// When to check the name: the end of the current lease, as far as it is known.
     pub(super) check_at: Instant,
     /// When the time of the check was set.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) set_at: Instant,
     /// Maximum number of waiters of other processes ahead of those of this one.
-    #[cfg(feature = "mongodb")]
     pub(super) ahead: usize,
     /// Whether its waiters poll, because no message says when it is free.
-    #[cfg(feature = "mongodb")]
     pub(super) polls: bool,
     /// What the engine keeps for the name, from the last attempt.
     pub(super) _resource: Option<H>,
@@ -32,16 +28,12 @@ pub(super) struct WaitedName<H> {
 impl<H> WaitedName<H> {
     pub(super) fn set_check(&mut self, check_at: Instant) {
         self.check_at = check_at;
-        #[cfg(any(feature = "mysql", feature = "postgres"))]
-        {
-            self.set_at = Instant::now();
-        }
+        self.set_at = Instant::now();
     }
 }
 
 impl<H> LocalWaiters<H> {
     /// Returns the names for whose next check more than half of the time has passed.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(in crate::engine) fn due_soon(&self) -> Vec<Key> {
         let (now, state) = (Instant::now(), self.state.lock());
         let names = state.names.iter();
@@ -107,7 +99,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Returns the waiters that cannot use a grant, because the event loop has not responded for a third of their ttls.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(in crate::engine) fn stalled(&self) -> Vec<OwnerToken> {
         let Some(detector) = self.stall_detector.get() else {
             return Vec::new();

@@ -23,7 +23,6 @@ use tokio::time::Instant;
 use self::checks::{WaitedName, check_time};
 pub(super) use self::subscription::WaiterSubscription;
 use super::HandOff;
-#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
 pub(super) use super::RESERVATION;
 use crate::model::{Claim, Key, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
@@ -65,7 +64,6 @@ struct Waiter {
     /// The ttl of its claim. `None`: it has no subscription.
     ttl: Option<Ttl>,
     /// When it was last notified of a hand-off.
-    #[cfg(feature = "mongodb")]
     notified_at: Option<Instant>,
 }
 
@@ -76,10 +74,7 @@ impl Waiter {
     }
 
     fn notify(&mut self) {
-        #[cfg(feature = "mongodb")]
-        {
-            self.notified_at = Some(Instant::now());
-        }
+        self.notified_at = Some(Instant::now());
         self.notify.notify_one();
     }
 }
@@ -96,11 +91,8 @@ impl<H> State<H> {
         if let Entry::Occupied(mut entry) = self.names.entry(key.clone()) {
             let name = entry.get_mut();
             name.waiters -= 1;
-            #[cfg(feature = "mongodb")]
-            {
-                // The count referred to the first waiter, which may be the one that is removed.
-                name.ahead = usize::MAX;
-            }
+            // The count referred to the first waiter, which may be the one that is removed.
+            name.ahead = usize::MAX;
             if name.waiters == 0 {
                 entry.remove();
             }
@@ -147,13 +139,11 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether this process has waiters for a name.
-    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
     pub(super) fn is_waited_for(&self, key: &Key) -> bool {
         self.state.lock().names.contains_key(key)
     }
 
     /// Returns the shortest ttl of the waiters. `None`: no waiter has a subscription.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn shortest_ttl(&self) -> Option<Duration> {
         let state = self.state.lock();
         let ttls = state.waiters.values().filter_map(|waiter| waiter.ttl);
@@ -161,7 +151,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Returns the names with waiters in this process.
-    #[cfg(any(feature = "mongodb", feature = "postgres"))]
     pub(super) fn names(&self) -> Vec<Key> {
         self.state.lock().names.keys().cloned().collect()
     }
@@ -188,11 +177,8 @@ impl<H> LocalWaiters<H> {
             let name = state.names.entry(key.clone()).or_insert_with(|| WaitedName {
                 waiters: 0,
                 check_at,
-                #[cfg(any(feature = "mysql", feature = "postgres"))]
                 set_at: Instant::now(),
-                #[cfg(feature = "mongodb")]
                 ahead: usize::MAX,
-                #[cfg(feature = "mongodb")]
                 polls: false,
                 _resource: None,
             });
@@ -230,7 +216,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Removes all positions. The heartbeat task ends.
-    #[cfg(feature = "mongodb")]
     pub(super) fn clear(&self) {
         let mut state = self.state.lock();
         state.names.clear();
@@ -259,7 +244,6 @@ impl<H> LocalWaiters<H> {
 
     /// Makes a waiter confirm every hand-off by an attempt, because an attempt of it releases what it holds. Drops a grant that it
     /// has not taken.
-    #[cfg(feature = "mongodb")]
     pub(super) fn confirm_hand_offs(&self, owner: &OwnerToken) {
         if let Some(waiter) = self.state.lock().waiters.get_mut(owner) {
             waiter.confirms = true;
@@ -280,7 +264,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether a waiter took its grant within the last [`TAKEN_KEPT`].
-    #[cfg(any(feature = "mongodb", feature = "redis", test))]
     pub(super) fn has_taken(&self, owner: &OwnerToken) -> bool {
         let mut state = self.state.lock();
         state.forget_taken();
@@ -288,7 +271,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether a waiter was notified of a hand-off within the last [`RESERVATION`].
-    #[cfg(feature = "mongodb")]
     pub(super) fn has_reservation(&self, owner: &OwnerToken) -> bool {
         let state = self.state.lock();
         let notified_at = state.waiters.get(owner).and_then(|waiter| waiter.notified_at);
@@ -296,7 +278,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Wakes every waiter of a name for a new attempt.
-    #[cfg(any(feature = "mongodb", feature = "redis"))]
     pub(super) fn wake(&self, key: &Key) {
         self.wake_where(|name, _| name == key);
     }
@@ -307,7 +288,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Notifies the first waiter of a name.
-    #[cfg(feature = "mongodb")]
     pub(super) fn wake_first(&self, key: &Key) {
         let mut state = self.state.lock();
         let waiters = state.waiters.values_mut().filter_map(|waiter| {
@@ -320,7 +300,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Records the maximum number of waiters of other processes ahead of those of this one.
-    #[cfg(feature = "mongodb")]
     pub(super) fn set_ahead(&self, key: &Key, ahead: usize) {
         if let Some(name) = self.state.lock().names.get_mut(key) {
             name.ahead = ahead;
@@ -328,7 +307,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Sets whether the waiters of a name poll.
-    #[cfg(feature = "mongodb")]
     pub(super) fn set_polls(&self, key: &Key, polls: bool) {
         if let Some(name) = self.state.lock().names.get_mut(key) {
             name.polls = polls;
@@ -336,7 +314,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether a waiter polls: its name is polled, or it has no position in a queue, so that it is never notified.
-    #[cfg(feature = "mongodb")]
     pub(super) fn polls(&self, owner: &OwnerToken) -> bool {
         let state = self.state.lock();
         let name = state.waiters.get(owner).and_then(Waiter::name);
@@ -345,7 +322,6 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether no waiter of this process is ahead of this one in the queue of its name.
-    #[cfg(feature = "mongodb")]
     pub(super) fn is_first(&self, owner: &OwnerToken) -> bool {
         let state = self.state.lock();
         let Some((key, number)) = state.waiters.get(owner).and_then(|waiter| waiter.position.as_ref()) else {
@@ -356,14 +332,12 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Returns the maximum number of waiters of other processes ahead of those of this one.
-    #[cfg(feature = "mongodb")]
     pub(super) fn ahead(&self, key: &Key) -> usize {
         let state = self.state.lock();
         state.names.get(key).map_or(usize::MAX, |name| name.ahead)
     }
 
     /// Wakes every waiter.
-    #[cfg(feature = "redis")]
     pub(super) fn wake_all(&self) {
         self.wake_if(|_, _| true);
     }

@@ -24,13 +24,11 @@ impl<H> WaiterSubscription<H> {
     }
 
     /// Whether the waiter polls.
-    #[cfg(feature = "mongodb")]
     pub(in crate::engine) fn polls(&self) -> bool {
         self.waiters.polls(&self.owner)
     }
 
     /// Whether no waiter of this process is ahead of it.
-    #[cfg(feature = "mongodb")]
     pub(in crate::engine) fn is_first(&self) -> bool {
         self.waiters.is_first(&self.owner)
     }

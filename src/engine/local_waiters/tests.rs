@@ -38,7 +38,6 @@ async fn a_lease_end_that_a_heartbeat_reports_is_checked_in_time() {
     );
 }
 
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 #[tokio::test(start_paused = true)]
 async fn a_name_is_due_soon_after_half_of_its_time() {
     let waiters = Arc::new(LocalWaiters::<()>::new());
@@ -84,7 +83,6 @@ async fn a_grant_that_has_ended_is_not_taken_and_its_waiter_keeps_its_number() {
     assert!(!waiters.has_taken(&owner) && waiters.state.lock().taken.is_empty());
 }
 
-#[cfg(feature = "mongodb")]
 #[tokio::test(start_paused = true)]
 async fn a_waiter_whose_attempt_releases_what_it_holds_takes_no_grant() {
     use crate::clock::Moment;

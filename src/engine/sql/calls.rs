@@ -1,4 +1,4 @@
-//! The calls of an engine: jobs for the task that uses its connection.
+//! The engine of all stores of this folder: its calls are jobs for the task that uses its connections.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -11,7 +11,6 @@ use tokio::time::timeout;
 
 use super::Page;
 use super::dropped_calls::DroppedCalls;
-use super::failure::Place;
 use super::jobs::{Job, Reply, Sender, StartState};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::error::EngineError;
@@ -19,29 +18,47 @@ use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
-/// An engine whose calls are jobs of a task.
+/// How the waiters of an engine are woken.
 #[async_trait]
-pub(super) trait JobEngine: Send + Sync {
-    fn calls(&self) -> &Calls;
+pub(in crate::engine) trait Wakeup: Send + Sync {
+    /// As [`Engine::watch_event_loop`].
+    fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
 
-    /// Subscribes to notifications for the owner of `claim`, whatever the name: a claim waits for one name at a time.
-    async fn subscription(&self, claim: &Claim) -> Box<dyn Subscription>;
+    /// Subscribes for a claim, which waits for one name at a time.
+    async fn subscribe(&self, claim: &Claim) -> Box<dyn Subscription>;
 
-    /// See [`Engine::watch_event_loop`].
-    fn watch(&self, _detector: &Arc<StallDetector>) {}
-
-    /// Ends what does not belong to calls.
-    fn end(&self) {}
+    /// Ends its tasks.
+    fn close(&self) {}
 }
 
-/// The sending side of an engine.
-pub(super) struct Calls {
+/// The engine of a database. Its task and the wake-ups live until it is closed or dropped.
+pub(in crate::engine) struct SqlEngine<W: Wakeup> {
     place: Place,
-    /// The prefix of the stored names.
-    prefix: String,
+    pub(super) waiters: Arc<W>,
     /// The task. `None` once closed.
     running: Mutex<Option<Running>>,
     dropped: Arc<DroppedCalls>,
+}
+
+/// Where the locks of an engine are.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub engine: &'static str,
+    pub address: String,
+    /// The prefix of every name.
+    pub prefix: String,
+}
+
+impl<W: Wakeup> fmt::Debug for SqlEngine<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.place.fmt(f)
+    }
+}
+
+impl<W: Wakeup> Drop for SqlEngine<W> {
+    fn drop(&mut self) {
+        self.waiters.close();
+    }
 }
 
 struct Running {
@@ -66,15 +83,21 @@ impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
     }
 }
 
-impl Calls {
-    /// Creates the calls that `task` executes.
-    pub(super) fn new(place: Place, prefix: String, jobs: Sender, task: Task, dropped: Arc<DroppedCalls>) -> Self {
-        Calls {
+impl<W: Wakeup> SqlEngine<W> {
+    /// Creates an engine whose jobs `task` executes.
+    pub(super) fn new(
+        place: Place,
+        waiters: Arc<W>,
+        jobs: Sender,
+        task: Task,
+        dropped: Arc<DroppedCalls>,
+    ) -> Arc<Self> {
+        Arc::new(SqlEngine {
             place,
-            prefix,
+            waiters,
             running: Mutex::new(Some(Running { jobs, task })),
             dropped,
-        }
+        })
     }
 
     /// Sends a job, and waits for its answer.
@@ -125,13 +148,13 @@ impl Calls {
 }
 
 #[async_trait]
-impl<E: JobEngine + fmt::Debug> Engine for E {
+impl<W: Wakeup> Engine for SqlEngine<W> {
     fn name(&self) -> &'static str {
-        self.calls().place.engine
+        self.place.engine
     }
 
     fn address(&self) -> String {
-        self.calls().place.address.to_string()
+        self.place.address.clone()
     }
 
     fn ordered(&self) -> bool {
@@ -139,19 +162,18 @@ impl<E: JobEngine + fmt::Debug> Engine for E {
     }
 
     fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        self.watch(detector);
+        self.waiters.watch_event_loop(detector);
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
         let copies = vec![Arc::new(claim.clone())];
-        let answers = self.calls().acquire(std::slice::from_ref(claim), copies).await?;
-        self.calls().one(answers, "acquire")
+        let answers = self.acquire(std::slice::from_ref(claim), copies).await?;
+        self.one(answers, "acquire")
     }
 
-    /// # Behavior
     /// Makes all attempts in one transaction. If that fails, makes each in its own.
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        match self.calls().acquire(claims, claims.to_vec()).await {
+        match self.acquire(claims, claims.to_vec()).await {
             Ok(answers) => answers
                 .into_iter()
                 .enumerate()
@@ -166,26 +188,22 @@ impl<E: JobEngine + fmt::Debug> Engine for E {
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.calls()
-            .call("renew", |reply| Job::Renew(claim.clone(), ttl, reply))
-            .await
+        self.call("renew", |reply| Job::Renew(claim.clone(), ttl, reply)).await
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.calls()
-            .call("transfer", |reply| Job::Transfer(claim.clone(), to.clone(), reply))
+        self.call("transfer", |reply| Job::Transfer(claim.clone(), to.clone(), reply))
             .await
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        let answers = self.calls().release_in_one(std::slice::from_ref(claim), keep).await?;
-        self.calls().one(answers, "release")
+        let answers = self.release_in_one(std::slice::from_ref(claim), keep).await?;
+        self.one(answers, "release")
     }
 
-    /// # Behavior
     /// Makes all releases in one transaction. If that fails, makes each in its own.
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        let released = self.calls().release_in_one(claims, Duration::ZERO).await;
+        let released = self.release_in_one(claims, Duration::ZERO).await;
         match released {
             Ok(answers) => answers
                 .into_iter()
@@ -203,23 +221,26 @@ impl<E: JobEngine + fmt::Debug> Engine for E {
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(self.subscription(claim).await)
+        Ok(self.waiters.subscribe(claim).await)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.calls()
-            .call("inspect", |reply| Job::Inspect(key.clone(), reply))
-            .await
+        self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        let Place {
+            engine,
+            address,
+            prefix: of_all,
+        } = &self.place;
         let mut found = Vec::new();
-        let mut next = Some(Page::first(&self.calls().prefix, prefix));
+        let mut next = Some(Page::first(of_all, prefix));
         while let Some(page) = next {
-            let answer = self.calls().call("list", |reply| Job::List(page, reply));
+            let answer = self.call("list", |reply| Job::List(page, reply));
             let (leases, after) = timeout(page_timeout, answer)
                 .await
-                .unwrap_or_else(|_| Err(self.no_answer("list", page_timeout)))?;
+                .unwrap_or_else(|_| Err(EngineError::no_answer(engine, address, "list", page_timeout)))?;
             found.extend(leases);
             next = after;
         }
@@ -227,16 +248,14 @@ impl<E: JobEngine + fmt::Debug> Engine for E {
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.calls()
-            .call("forceRelease", |reply| Job::ForceRelease(key.clone(), reply))
+        self.call("forceRelease", |reply| Job::ForceRelease(key.clone(), reply))
             .await
     }
 
-    /// # Behavior
     /// Ends the task after it has answered the earlier jobs.
     async fn close(&self) {
-        self.end();
-        let running = self.calls().running.lock().take();
+        self.waiters.close();
+        let running = self.running.lock().take();
         if let Some(Running { jobs, task }) = running {
             drop(jobs);
             task.ended().await;

@@ -12,7 +12,6 @@ const SIGNIFICANT_WAIT: Duration = Duration::from_millis(75);
 /// Calls that are dropped within this time count once: they waited at the same time.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// Number of dropped calls, at least [`TOGETHER`] apart, that make a connection suspect.
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 const SUSPECT: u64 = 2;
 
 /// The dropped calls of one engine.
@@ -43,7 +42,6 @@ impl DroppedCalls {
     }
 
     /// Completes when [`SUSPECT`] calls, at least [`TOGETHER`] apart, were dropped after this was called.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) async fn are_suspect(&self) {
         let mut counts = self.0.subscribe();
         let before = counts.borrow().calls;

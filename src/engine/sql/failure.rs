@@ -2,15 +2,12 @@
 
 use std::error::Error;
 use std::sync::Arc;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 use std::time::Duration;
 
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 use crate::engine::errors::render;
 use crate::error::EngineError;
 
 /// What to do about an error that every server has.
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(super) const OTHER_TABLE: &str =
     "a table of this name is not one of holdfast: choose another name with the option table";
 
@@ -36,10 +33,6 @@ pub(super) struct Failure {
 
 /// What follows from a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(
-    not(all(feature = "mysql", feature = "postgres")),
-    allow(dead_code, reason = "the databases have different kinds")
-)]
 pub(super) enum Kind {
     /// A conflict with another transaction: a retry may succeed at once.
     Conflict,
@@ -61,7 +54,6 @@ pub(super) enum Kind {
     Permanent,
 }
 
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 impl Kind {
     /// Whether the statement was not executed, and a transaction may execute its calls.
     pub(super) fn is_left_to_transactions(self) -> bool {
@@ -95,7 +87,6 @@ impl Failure {
     }
 
     /// Marks the failure as one before the first statement.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn not_sent(mut self) -> Self {
         self.may_be_executed = false;
         self
@@ -113,7 +104,6 @@ impl Failure {
     }
 }
 
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 impl Failure {
     pub(super) fn unanswered(place: &Place, limit: Duration, kind: Kind) -> Self {
         Self::new(place, kind, format!("no answer within {} ms", limit.as_millis()))
@@ -125,14 +115,12 @@ impl Failure {
     }
 
     /// Changes the server to one of several.
-    #[cfg(feature = "postgres")]
     pub(super) fn at(mut self, address: &str) -> Self {
         self.place.address = address.into();
         self
     }
 
     /// Joins the failures of two servers. The result is permanent if both are.
-    #[cfg(feature = "postgres")]
     pub(super) fn and(self, other: Failure) -> Self {
         Failure {
             message: format!("{self}; {}", other.message),
@@ -156,7 +144,6 @@ impl Failure {
     }
 
     /// Marks the failure as one after a commit: a repetition would find another state.
-    #[cfg(feature = "mysql")]
     pub(super) fn after_commit(self) -> Self {
         match self.kind.is_left_to_transactions() {
             true => self.with_kind(Kind::Refused),
@@ -165,7 +152,6 @@ impl Failure {
     }
 
     /// Whether the server reported a locked row or table. `false` for a cancelled statement, which may also have [`Kind::Locked`].
-    #[cfg(feature = "mysql")]
     pub(super) fn is_reported_lock(&self) -> bool {
         self.cause.is_some() && self.kind == Kind::Locked
     }
@@ -178,7 +164,6 @@ pub(super) fn is_of_tls(error: &std::io::Error) -> bool {
 }
 
 /// Returns the texts of an error and of its causes.
-#[cfg(any(feature = "mysql", feature = "postgres"))]
 pub(super) fn causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -137,7 +137,6 @@ impl Job {
     }
 
     /// Returns the names that it may change.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn keys(&self) -> Vec<&Key> {
         match self {
             Job::Acquire(claims, ..) => claims.iter().flat_map(|claim| claim.keys()).collect(),
@@ -162,7 +161,6 @@ impl Job {
     }
 
     /// Whether the job has its answer, or its caller was dropped.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn is_answered(&self) -> bool {
         match self {
             Job::Acquire(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),
@@ -207,7 +205,6 @@ pub(super) struct Receiver {
     waiting: OverloadQueue<Job>,
     limit: Limit,
     /// The number of jobs of each part in its last batch, without renewals.
-    #[cfg(any(feature = "postgres", feature = "mysql"))]
     counted_in_batch: [usize; 3],
 }
 
@@ -246,7 +243,6 @@ pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
         limit,
-        #[cfg(any(feature = "postgres", feature = "mysql"))]
         counted_in_batch: [0; 3],
     };
     (sender, receiver)

@@ -33,4 +33,4 @@ use page::Page;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresConfig;
 #[cfg(feature = "sqlite")]
-pub use sqlite::SqliteEngine;
+pub(super) use sqlite::SqliteEngine;

@@ -15,7 +15,6 @@ impl Page {
     /// Maximum number of leases in a page. Other jobs run between two pages.
     pub(super) const SIZE: i64 = 1000;
     /// Maximum number of rows that a server reads for a page. Rows of free names count, too: they stay for an hour.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) const ROWS: i64 = 20_000;
 
     /// Returns the first page of the stored names with a prefix.
@@ -43,7 +42,6 @@ impl Page {
     }
 
     /// Returns whether the first name after the rows that the page may read has to be read first.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn needs_bound(&self) -> bool {
         self.bound.is_none() && self.end != after(&self.start)
     }

@@ -20,8 +20,9 @@ use tokio::net::UdpSocket;
 use tokio::sync::{OnceCell, watch};
 use tokio_util::task::AbortOnDropHandle;
 
+use super::calls::Wakeup;
 use crate::engine::Subscription;
-use crate::model::OwnerToken;
+use crate::model::{Claim, OwnerToken};
 
 /// The first bytes of every datagram: the protocol and its version.
 const MAGIC: [u8; 4] = *b"hfw1";
@@ -38,7 +39,7 @@ pub(super) struct Address {
 
 /// The waiters of one engine, and its socket.
 #[derive(Default)]
-pub(super) struct UdpWakeup {
+pub(in crate::engine) struct UdpWakeup {
     waiters: Arc<Waiters>,
     socket: OnceCell<Socket>,
 }
@@ -73,9 +74,18 @@ impl Waiters {
     }
 }
 
+#[async_trait]
+impl Wakeup for UdpWakeup {
+    /// # Behavior
+    /// The subscription belongs to the claim's owner. The owner's next waiting attempt stores the address.
+    async fn subscribe(&self, claim: &Claim) -> Box<dyn Subscription> {
+        self.register(&claim.owner).await
+    }
+}
+
 impl UdpWakeup {
     /// Registers a waiter. Later wake-ups are not missed.
-    pub(super) async fn subscribe(&self, owner: &OwnerToken) -> Box<dyn Subscription> {
+    async fn register(&self, owner: &OwnerToken) -> Box<dyn Subscription> {
         // Before the first attempt of the waiter, which stores the port.
         self.socket().await;
         let mut waiters = self.waiters.0.lock();
@@ -236,8 +246,8 @@ mod tests {
     async fn a_waiter_of_another_engine_is_woken_by_a_datagram() {
         let (here, there) = (UdpWakeup::default(), UdpWakeup::default());
         let (first, second) = (OwnerToken::fresh(), OwnerToken::fresh());
-        let mut one = there.subscribe(&first).await;
-        let mut two = there.subscribe(&second).await;
+        let mut one = there.register(&first).await;
+        let mut two = there.register(&second).await;
         let address = there.address(&first).unwrap();
         assert!(address.port.is_some());
         assert_eq!(here.address(&first), None);
@@ -251,7 +261,7 @@ mod tests {
     async fn a_waiter_of_this_engine_needs_no_socket() {
         let wakeup = UdpWakeup::default();
         let owner = OwnerToken::fresh();
-        let mut subscription = wakeup.subscribe(&owner).await;
+        let mut subscription = wakeup.register(&owner).await;
         let address = Address {
             port: None,
             ..wakeup.address(&owner).unwrap()
@@ -269,8 +279,8 @@ mod tests {
     async fn every_subscription_of_an_owner_is_notified_and_the_last_one_removes_it() {
         let wakeup = UdpWakeup::default();
         let owner = OwnerToken::fresh();
-        let mut one = wakeup.subscribe(&owner).await;
-        let mut two = wakeup.subscribe(&owner).await;
+        let mut one = wakeup.register(&owner).await;
+        let mut two = wakeup.register(&owner).await;
         wakeup.wake(&[wakeup.address(&owner).unwrap()]).await;
         assert!(is_notified(&mut one).await && is_notified(&mut two).await);
         drop(one);
@@ -284,7 +294,7 @@ mod tests {
     async fn invalid_datagrams_are_ignored() {
         let wakeup = UdpWakeup::default();
         let owner = OwnerToken::fresh();
-        let mut subscription = wakeup.subscribe(&owner).await;
+        let mut subscription = wakeup.register(&owner).await;
         let Address { port, id } = wakeup.address(&owner).unwrap();
         let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let target = (Ipv4Addr::LOCALHOST, port.unwrap());

@@ -19,10 +19,6 @@ pub(in crate::engine) enum Verified {
     /// The certificate and its name.
     Full,
     /// The certificate, for any name.
-    #[cfg_attr(
-        not(feature = "postgres"),
-        allow(dead_code, reason = "only PostgreSQL uses this mode")
-    )]
     Authority,
 }
 

@@ -90,9 +90,9 @@ impl Zookeeper {
             let due = self.kept.due().await.into_iter().map(|(name, ())| name);
             let names: Vec<Key> = due.filter(|name| self.local.has_waiters(name)).collect();
             for names in names.chunks(PAGE_SIZE) {
-                let mut looked = self.look(names, None).await;
+                let mut seen = self.read(names, None).await;
                 for (index, name) in names.iter().enumerate() {
-                    let next = match &mut looked {
+                    let next = match &mut seen {
                         Ok(seen) => of_kept(&mut seen[index]).and_then(|entry| entry.ttl()),
                         Err(_) => Some(Ttl::clamped(RETRY)),
                     };

@@ -2,7 +2,7 @@
 
 use super::client::Access;
 use crate::engine::entries::names::{decoded, encoded};
-use crate::engine::entries::{Entry, Place, Share};
+use crate::engine::entries::{Entry, Position, Share};
 use crate::model::{Key, OwnerToken};
 
 /// The digits of the number that the server appends to the name of an entry.
@@ -113,14 +113,14 @@ impl Child {
     }
 
     /// Returns its position. A transfer creates an entry with the number of the old one, before it deletes that.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn position(&self) -> Position {
         (self.number, 0)
     }
 
     /// Returns the entry for the mirror of the name.
     pub(super) fn mirrored(&self) -> Entry {
         Entry {
-            place: self.place(),
+            position: self.position(),
             id: self.name.as_str().into(),
             share: Share::LOCK,
         }

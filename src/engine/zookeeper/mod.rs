@@ -4,6 +4,22 @@
 //! end with the session of the process. So no lease lasts longer than half of the session timeout without a renewal, which reads
 //! the node and has evidence that the session lasts (`client/evidence.rs`). A node that keeps a name busy after its release
 //! outlasts the session (`kept.rs`).
+//!
+//! - `store.rs`, `nodes.rs`: the requests. `layout.rs`: the paths. `kept.rs`: names that stay busy. `config.rs`: the URL. `error.rs`:
+//!   errors.
+//! - `client/`: jute, and the session.
+//!
+//! `engine/entries/` has the rules.
+//!
+//! # Requests
+//! - An attempt sends the creations of its nodes, in one `multi`, together with the read of all its names at one point in time
+//!   (`nodes.rs`). If an open mirror shows a node before the new one, a waiter reads nothing: the list of a long queue is large. After a
+//!   lost reply an attempt creates a second node: the oldest one of an owner counts, and the others are deleted.
+//! - A renewal is a sync and multi-reads of 100 nodes. It writes nothing. An attempt, a renewal and a transfer return only when the
+//!   session certainly lasts for the whole lease (`Store::keep`).
+//! - The fencing token is written to the node 50 ms after the grant, because most locks are released before. `inspect` and `list` wait for
+//!   it.
+//! - Data is written with the version that this engine knows. So the timer of a lease that another engine has restored deletes nothing.
 
 mod client;
 mod config;

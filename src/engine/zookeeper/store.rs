@@ -167,19 +167,19 @@ impl Store for Zookeeper {
         changing.await.map_err(|refusal| self.failure(refusal))
     }
 
-    async fn look(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
+    async fn read(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
         // An own entry may be missing on the servers that follow a leader without a majority.
         let synced = self.client.call(match owner {
             Some(_) => Request::commit(self.layout.root()),
             None => Request::sync("/"),
         });
         let list = self.list(names);
-        let looking = async {
+        let reading = async {
             synced.await?;
             let seen = self.seen(names, owner, list.await?, &[]).await?;
             self.without_ended(names, owner, seen).await
         };
-        looking.await.map_err(|refusal| self.failure(refusal))
+        reading.await.map_err(|refusal| self.failure(refusal))
     }
 
     async fn write(&self, entries: Vec<Stored>, owner: Option<&OwnerToken>, _ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {

@@ -9,6 +9,9 @@
 //!
 //! The same rules apply to the tasks of an engine. While the user's code blocks this thread, the I/O thread polls what is ready here
 //! (`watchdog.rs`).
+//!
+//! Calls begin here once an engine uses Node's event loop (`event_loop.rs`): for a socket (Redis, PostgreSQL), or for a task (PostgreSQL,
+//! MySQL, MariaDB). Their futures are boxed and moved on every call, so rare data has a separate box.
 
 mod watchdog;
 

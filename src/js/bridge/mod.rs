@@ -6,6 +6,13 @@
 //!
 //! The event loop is kept alive while calls are in progress (except for those in the background) and jobs run, and by nothing else:
 //! leases, events and pings never keep a process from exiting.
+//!
+//! - `call.rs`: a call. `deferred.rs`: the native end of a promise. `shared.rs`: the inbox and the outbox. `runtime.rs`: the I/O thread's
+//!   runtime.
+//! - `local_executor.rs`, `uv_loop/`: calls on the JavaScript thread. `leases.rs`: leases by number. `notifier.rs`, `questions.rs`: from
+//!   the native core to JavaScript.
+//!
+//! A panic becomes a rejection with `LOCK_STORE`. A clean-up hook joins the I/O thread before the environment ends.
 
 mod call;
 pub(super) mod deferred;

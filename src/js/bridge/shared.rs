@@ -4,6 +4,9 @@
 //! Calls go to the I/O thread through an inbox that is drained once per wake-up. Results come back through an outbox, and one
 //! wake-up of the event loop settles every promise that is ready. A thread hop costs more than the rest of a call, so all calls
 //! that are ready at the same time share one.
+//!
+//! A call that has ended is pushed as a whole: its allocation holds the future, then the result. The flusher runs after all tasks that
+//! were ready in the same pass, and calls one threadsafe function, unless an earlier call of it is pending.
 
 use std::ptr;
 use std::rc::Rc;

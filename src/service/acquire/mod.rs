@@ -2,8 +2,23 @@
 //!
 //! The loop ends with a grant, at the deadline, when the caller aborts, or when the service closes. A call that ends without the
 //! lock leaves its claim to `abandoned.rs`.
+//!
+//! `Engine::ordered` says which of two kinds a store is:
+//!
+//! - **It keeps a queue.** The claim subscribes before its first attempt, because that attempt may enter the queue. Each later attempt
+//!   keeps the position alive. Where the engine keeps the positions of the process alive (`Subscription::is_reliable`), a waiter does not
+//!   poll.
+//! - **It keeps none** (a standalone MongoDB, a quorum). The waiters of a name in this process form a FIFO (`local_fifo.rs`), and only the
+//!   first one uses the store. It subscribes *after* a busy answer and makes an attempt again at once, because changes in between were not
+//!   notified.
+//!
+//! A notification may be lost. That costs the time until the next poll: at the end of the current lease, at most 5 s later.
+//!
+//! A grant whose lease has ended when it arrives is released, and the next attempt has a new owner. Where the lease ended while a blocked
+//! event loop had not received it, the call continues under its number (`AcquireOptions::resumed`), but behind waiters of other processes.
 
 mod attempt;
+mod attempt_loop;
 mod holder;
 mod outage;
 mod wait;
@@ -23,10 +38,7 @@ use super::Shared;
 use super::abandoned::AbandonedClaim;
 use super::event::{Event, EventKind, add, sub};
 use super::lease::{Grant, Lease};
-use super::local_fifo::Position;
 use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
-use crate::backoff::Backoff;
-use crate::engine::{HandOff, Subscription};
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, OwnerToken, Ttl};
 
@@ -155,146 +167,6 @@ impl Acquisition {
                     }
                 }
                 other.map_err(|error| error.with_key(self.names[0].as_str()))
-            }
-        }
-    }
-
-    /// Makes attempts until there is an outcome. `first`: the outcome of the first attempt, if it was made, and the subscription
-    /// that it was made with. Later it is a hand-off, which replaces an attempt.
-    async fn run_loop(
-        &mut self,
-        mut first: Option<AttemptOutcome>,
-        mut subscription: Option<Box<dyn Subscription>>,
-    ) -> Result<Outcome, LockError> {
-        let shared = self.shared.clone();
-        let ordered = shared.engine.ordered();
-        let waits = self.claim.waiting;
-        let mut position: Option<Position> = None;
-        let mut backoff = Backoff::for_store();
-        // Since when attempts have had no answer. `None`: the last attempt had one.
-        let mut unanswered_since: Option<Instant> = None;
-        // The last error since then.
-        let mut last_error: Option<EngineError> = None;
-        if waits && !ordered {
-            // Enter the FIFO before the first attempt, so that it keeps the order of the calls.
-            position = Some(shared.local_fifos.enter(&self.claim.keys()[0], self.arrival));
-        }
-        loop {
-            if let Some(position) = &position {
-                while !position.is_first() {
-                    self.set_waiting();
-                    self.busy_name = Some(position.key().clone());
-                    if let Some(end) = self.wait_for_position(position).await {
-                        return end;
-                    }
-                }
-                self.was_busy |= position.was_answered_since(self.started);
-            }
-            let since = *unanswered_since.get_or_insert_with(|| {
-                let since = position.as_ref().and_then(|position| position.unanswered_since(true));
-                let begins = if first.is_some() { self.started } else { Instant::now() };
-                since.map_or(begins, |since| since.max(self.started))
-            });
-            if let Some(position) = &position
-                && since.elapsed() >= self.store_timeout
-            {
-                return Err(self.no_answer(position.last_error()));
-            }
-            let outcome = match first.take() {
-                Some(outcome) => outcome,
-                None => self.attempt(since).await,
-            };
-            if let AttemptOutcome::Granted(_) | AttemptOutcome::TooLate(_) | AttemptOutcome::Held { .. } = outcome {
-                (unanswered_since, last_error) = (None, None);
-                position.iter().for_each(|position| position.answered(since));
-            }
-            match outcome {
-                AttemptOutcome::Granted(lease) => return Ok(Outcome::Acquired(lease)),
-                AttemptOutcome::TooLate(too_late) => {
-                    if !waits || !too_late.retryable {
-                        return Err(too_late);
-                    }
-                    if ordered {
-                        // The claim has a new owner.
-                        subscription = self.subscribe_to_first().await;
-                    }
-                    match self.wait_for(tokio::time::sleep(backoff.delay())).await {
-                        Some(Ok(Outcome::Busy(_))) => return Err(too_late),
-                        Some(end) => return end,
-                        None => {}
-                    }
-                }
-                AttemptOutcome::Held { key, retry_after } => {
-                    self.was_busy = true;
-                    self.busy_name = Some(key.clone());
-                    backoff.reset();
-                    if !waits {
-                        return Ok(Outcome::Busy(None));
-                    }
-                    self.set_waiting();
-                    if !ordered {
-                        if position.as_ref().is_none_or(|position| *position.key() != key) {
-                            subscription = None;
-                            let next = shared.local_fifos.enter(&key, self.arrival);
-                            let is_first = next.is_first();
-                            position = Some(next);
-                            if !is_first {
-                                continue;
-                            }
-                        }
-                        if subscription.is_none() {
-                            match self.subscribe(&key).await {
-                                Ok(new) => {
-                                    subscription = Some(new);
-                                    // A change between the busy answer and the subscription was not notified.
-                                    continue;
-                                }
-                                Err(end) => return end,
-                            }
-                        }
-                    }
-                    // The attempts of a waiter of several names extend its reservations.
-                    let polls = self.names.len() > 1;
-                    let change = wait::for_change(&mut subscription, position.as_ref(), retry_after, polls);
-                    if let Some(end) = self.wait_for(change).await {
-                        return end;
-                    }
-                    if let Some(end) = self.wait_for_event_loop().await {
-                        return end;
-                    }
-                    // It may have arrived before the answer. Then the server executed the attempt before the hand-off, or the
-                    // grant ended early in the store (a forced release), which its first renewal detects as for every lease.
-                    let hand_off = subscription
-                        .as_mut()
-                        .and_then(|subscription| subscription.take_hand_off());
-                    first = hand_off
-                        .map(|HandOff { fence, until }| self.create_lease(fence, Grant::HandedOff { until }).into());
-                }
-                AttemptOutcome::Failed(error) => {
-                    // Attempts in order have a pause in common.
-                    let delay = if waits && ordered && shared.attempts.has(&self.claim.keys()[0]) {
-                        Duration::ZERO
-                    } else {
-                        backoff.delay()
-                    };
-                    if !error.retryable || since.elapsed() + delay >= self.store_timeout {
-                        return Err(LockError::store(error));
-                    }
-                    position.iter().for_each(|position| position.failed(&error));
-                    last_error = Some(error);
-                    // Also past the deadline: the call waits for an answer of the store, not for the lock.
-                    tokio::select! {
-                        biased;
-                        cancellation = self.cancelled() => return cancellation.into_outcome(),
-                        () = tokio::time::sleep(delay) => {}
-                    }
-                }
-                AttemptOutcome::TimedOut => {
-                    // An earlier error of the store says more than the timeout.
-                    let last_error = last_error.or_else(|| position.as_ref()?.last_error());
-                    return Err(self.no_answer(last_error));
-                }
-                AttemptOutcome::Cancelled(cancellation) => return cancellation.into_outcome(),
             }
         }
     }

@@ -65,7 +65,7 @@ impl Acquisition {
     pub(super) async fn wait_for_event_loop(&self) -> Option<Result<Outcome, LockError>> {
         let detector = &self.shared.stall_detector;
         detector.ping();
-        let interval = CLOCK_CHECK_INTERVAL.min(self.claim.ttl.patience());
+        let interval = CLOCK_CHECK_INTERVAL.min(self.claim.ttl.event_loop_timeout());
         while detector.is_stalled(self.claim.ttl) {
             if let Some(end) = self.wait_for(tokio::time::sleep(interval)).await {
                 return Some(end);

@@ -50,7 +50,7 @@ impl Lease {
             let silent_for = stalled_for.max(state.acquired_at.elapsed());
             // A hand-off that the event loop has not received is extended after half of its time.
             let is_early = state.is_short && state.acquired_at.elapsed() < state.deadline.remaining();
-            is_early || silent_for > self.stall_limit.min(state.ttl.patience())
+            is_early || silent_for > self.stall_limit.min(state.ttl.event_loop_timeout())
         } else {
             !state.is_short && stalled_for > self.stall_limit
         };

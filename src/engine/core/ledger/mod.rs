@@ -314,7 +314,7 @@ impl Ledger {
         }
     }
 
-    /// Reserves free names for a waiter while its position lives, or for its ttl if that is shorter. A store that hands off writes again when 60 % are left.
+    /// Reserves free names for a waiter while its position lives, at most for its ttl. A store that hands off writes again at 60 %.
     fn reserve(&mut self, claim: &Claim, names: &[StoredName]) {
         let (now_us, lasts_us) = (self.now_us, micros(waiter_liveness(claim.ttl)));
         for name in names {

@@ -201,7 +201,7 @@ impl Connection {
     }
 
     /// Waits until no attempt of an owner is without an answer: etcd executes the requests of a connection in any order.
-    pub(super) async fn answered(&self, owner: &OwnerToken) {
+    pub(super) async fn wait_for_answers(&self, owner: &OwnerToken) {
         let is_of = |(_, sent): &(Moment, Option<OwnerToken>)| sent.as_ref() == Some(owner);
         let are_answered = |requests: &Requests| !requests.sent.values().any(is_of);
         let _ = self.state.requests.subscribe().wait_for(are_answered).await;

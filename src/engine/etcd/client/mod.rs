@@ -1,6 +1,13 @@
 //! A client of etcd: one HTTP/2 connection to one of the members, with gRPC's framing.
 //!
 //! It sends only what holdfast needs. A request is answered or fails; nothing is repeated here, except after a new login.
+//!
+//! - It leaves a member that answers no request for a second, if there are others (`liveness.rs`), and one without a leader, which the
+//!   header `hasleader` makes it report.
+//! - etcd executes the requests of a connection in any order. So the answer to an attempt whose caller was dropped is awaited, and a
+//!   release of its claim waits for it (`Store::wait_for_answers`).
+//! - All watches share a stream (`watches.rs`). The probe of a connection is a request, because etcd closes connections with frequent
+//!   pings.
 
 mod connection;
 mod framing;
@@ -179,10 +186,10 @@ impl Client {
     }
 
     /// Waits until no attempt of an owner is without an answer.
-    pub(super) async fn answered(&self, owner: &OwnerToken) {
+    pub(super) async fn wait_for_answers(&self, owner: &OwnerToken) {
         let current = self.state.lock().current.clone();
         if let Some(connection) = current {
-            connection.answered(owner).await;
+            connection.wait_for_answers(owner).await;
         }
     }
 

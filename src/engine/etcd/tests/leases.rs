@@ -40,7 +40,7 @@ async fn granted(engine: &Opened, claim: &Claim) {
 }
 
 async fn oldest(engine: &Opened, claim: &Claim) -> Stored {
-    let mut seen = engine.store.look(claim.keys(), None).await.unwrap();
+    let mut seen = engine.store.read(claim.keys(), None).await.unwrap();
     seen.remove(0).oldest.unwrap()
 }
 
@@ -90,7 +90,7 @@ async fn a_hand_off_is_short_until_it_is_renewed() {
     let mut subscription = b.subscribe(&waiter, &waiter.keys()[0]).await.unwrap();
     assert!(matches!(b.try_acquire(&waiter).await.unwrap(), Acquired::Held { .. }));
     assert!(subscription.is_reliable());
-    let mut seen = b.store.look(waiter.keys(), Some(&waiter.owner)).await.unwrap();
+    let mut seen = b.store.read(waiter.keys(), Some(&waiter.owner)).await.unwrap();
     let of_waiters = seen.remove(0).own.unwrap();
     assert_eq!(a.release(&holder, Duration::ZERO).await.unwrap(), Released::Freed);
     let hand_off = tokio::time::timeout(Duration::from_secs(10), async {
@@ -108,7 +108,7 @@ async fn a_hand_off_is_short_until_it_is_renewed() {
     waiter.fence = Some(fence);
     assert_eq!(b.renew(&waiter, waiter.ttl).await.unwrap(), Renewed::Extended);
     let stored = oldest(&a, &waiter).await;
-    assert!(stored.session != of_waiters.session && stored.place == of_waiters.place);
+    assert!(stored.session != of_waiters.session && stored.position == of_waiters.position);
     assert_eq!(a.inspect(&waiter.keys()[0]).await.unwrap().unwrap().fence, Some(fence));
     assert_eq!(b.release(&waiter, Duration::ZERO).await.unwrap(), Released::Freed);
     // A token of the next grant is larger.

@@ -117,93 +117,19 @@ impl Model for Rules {
                 state.heartbeat = Flight::No;
             }
             Action::StartHandOff => state.release = Some((now, clock)),
-            Action::HandOff => {
-                let (started, granted) = state.release?;
-                let fence = if self.draws_token { state.draw() } else { state.fence };
-                state.has_shrunk |= fence <= 1;
-                state.handed_off = Some(fence);
-                state.holder = Some((Holder::Waiter, granted + GRANT));
-                state.message = Flight::Answered(started, (granted, granted + GRANT));
-            }
-            Action::ReceiveMessage => {
-                if let (Phase::Waiting, Flight::Answered(sent, times), Some(fence)) =
-                    (state.phase, state.message, state.handed_off)
-                {
-                    state.delay = now - sent;
-                    match self.accept(&state, times) {
-                        Some(until) => {
-                            state.phase = Phase::Holding(until);
-                            state.known_fence = fence;
-                        }
-                        None => {
-                            state.phase = Phase::Confirming;
-                            state.attempt = Flight::Sent(now);
-                        }
-                    }
-                }
-                state.message = Flight::No;
-            }
-            Action::ExecuteAttempt => {
-                if let Flight::Sent(sent) = state.attempt {
-                    let fence = match (state.live(), state.handed_off) {
-                        (Some(Holder::Waiter), Some(fence)) => Some(fence),
-                        (None, _) => Some(state.draw()),
-                        _ => None,
-                    };
-                    if fence.is_some() {
-                        state.holder = Some((Holder::Waiter, clock + TTL));
-                    }
-                    state.attempt = Flight::Answered(sent, fence);
-                }
-            }
-            Action::ReceiveAttempt => {
-                if let (Flight::Answered(sent, Some(fence)), Phase::Confirming) = (state.attempt, state.phase) {
-                    state.phase = Phase::Holding(moment(sent + TTL));
-                    state.known_fence = fence;
-                    if !state.is_waiter_holding() {
-                        state.phase = Phase::Ended;
-                    }
-                } else {
-                    state.phase = Phase::Ended;
-                }
-                state.attempt = Flight::No;
-            }
+            Action::HandOff => self.hand_off(&mut state)?,
+            Action::ReceiveMessage => self.receive_message(&mut state),
+            Action::ExecuteAttempt => execute_attempt(&mut state),
+            Action::ReceiveAttempt => receive_attempt(&mut state),
             Action::SendRenewal => state.renewal = Flight::Sent(now),
-            Action::ExecuteRenewal => {
-                if let Flight::Sent(sent) = state.renewal {
-                    let is_held = state.live() == Some(Holder::Waiter);
-                    if is_held {
-                        let until = state.holder.map_or(0, |(_, until)| until);
-                        state.holder = Some((Holder::Waiter, until.max(clock + TTL)));
-                    }
-                    state.renewal = Flight::Answered(sent, is_held);
-                }
-            }
-            Action::ReceiveRenewal => {
-                if let (Phase::Holding(until), Flight::Answered(sent, is_held)) = (state.phase, state.renewal) {
-                    state.phase = if is_held {
-                        Phase::Holding(until.max(moment(sent + TTL)))
-                    } else {
-                        Phase::Ended
-                    };
-                }
-                state.renewal = Flight::No;
-            }
+            Action::ExecuteRenewal => execute_renewal(&mut state),
+            Action::ReceiveRenewal => receive_renewal(&mut state),
             Action::SendRelease => {
                 state.phase = Phase::Ended;
                 state.is_releasing = true;
                 (state.heartbeat, state.message) = (Flight::No, Flight::No);
             }
-            Action::ExecuteRelease => {
-                state.is_releasing = false;
-                if state.live() == Some(Holder::Waiter) {
-                    let last = if self.passes_own_token { state.known_fence } else { 1 };
-                    state.has_shrunk |= last < state.fence;
-                    state.fence = state.fence.max(last + 1);
-                    state.holder = Some((Holder::Rival, i64::MAX));
-                    state.rival_since = Some(now);
-                }
-            }
+            Action::ExecuteRelease => self.execute_release(&mut state),
             Action::RivalAcquires => {
                 let fence = state.draw();
                 state.has_shrunk |= fence <= state.known_fence;
@@ -235,4 +161,102 @@ impl Model for Rules {
             Property::sometimes(HOLDS, |_, state: &State| state.is_waiter_holding()),
         ]
     }
+}
+
+impl Rules {
+    /// The server makes the waiter the holder, and sends the message.
+    fn hand_off(&self, state: &mut State) -> Option<()> {
+        let (started, granted) = state.release?;
+        let fence = if self.draws_token { state.draw() } else { state.fence };
+        state.has_shrunk |= fence <= 1;
+        state.handed_off = Some(fence);
+        state.holder = Some((Holder::Waiter, granted + GRANT));
+        state.message = Flight::Answered(started, (granted, granted + GRANT));
+        Some(())
+    }
+
+    /// The waiter accepts the hand-off, or confirms it by an attempt.
+    fn receive_message(&self, state: &mut State) {
+        if let (Phase::Waiting, Flight::Answered(sent, times), Some(fence)) =
+            (state.phase, state.message, state.handed_off)
+        {
+            state.delay = state.now - sent;
+            match self.accept(state, times) {
+                Some(until) => {
+                    state.phase = Phase::Holding(until);
+                    state.known_fence = fence;
+                }
+                None => {
+                    state.phase = Phase::Confirming;
+                    state.attempt = Flight::Sent(state.now);
+                }
+            }
+        }
+        state.message = Flight::No;
+    }
+
+    /// The server executes the release, and a rival acquires the lock.
+    fn execute_release(&self, state: &mut State) {
+        state.is_releasing = false;
+        if state.live() == Some(Holder::Waiter) {
+            let last = if self.passes_own_token { state.known_fence } else { 1 };
+            state.has_shrunk |= last < state.fence;
+            state.fence = state.fence.max(last + 1);
+            state.holder = Some((Holder::Rival, i64::MAX));
+            state.rival_since = Some(state.now);
+        }
+    }
+}
+
+/// The server executes the attempt that confirms a hand-off.
+fn execute_attempt(state: &mut State) {
+    if let Flight::Sent(sent) = state.attempt {
+        let fence = match (state.live(), state.handed_off) {
+            (Some(Holder::Waiter), Some(fence)) => Some(fence),
+            (None, _) => Some(state.draw()),
+            _ => None,
+        };
+        if fence.is_some() {
+            state.holder = Some((Holder::Waiter, state.clock() + TTL));
+        }
+        state.attempt = Flight::Answered(sent, fence);
+    }
+}
+
+/// The waiter receives the answer of its attempt.
+fn receive_attempt(state: &mut State) {
+    if let (Flight::Answered(sent, Some(fence)), Phase::Confirming) = (state.attempt, state.phase) {
+        state.phase = Phase::Holding(moment(sent + TTL));
+        state.known_fence = fence;
+        if !state.is_waiter_holding() {
+            state.phase = Phase::Ended;
+        }
+    } else {
+        state.phase = Phase::Ended;
+    }
+    state.attempt = Flight::No;
+}
+
+/// The server executes a renewal.
+fn execute_renewal(state: &mut State) {
+    if let Flight::Sent(sent) = state.renewal {
+        let is_held = state.live() == Some(Holder::Waiter);
+        if is_held {
+            let until = state.holder.map_or(0, |(_, until)| until);
+            state.holder = Some((Holder::Waiter, until.max(state.clock() + TTL)));
+        }
+        state.renewal = Flight::Answered(sent, is_held);
+    }
+}
+
+/// The waiter receives the answer of its renewal.
+fn receive_renewal(state: &mut State) {
+    if let (Phase::Holding(until), Flight::Answered(sent, is_held)) = (state.phase, state.renewal) {
+        state.phase = if is_held {
+            Phase::Holding(until.max(moment(sent + TTL)))
+        } else {
+            Phase::Ended
+        };
+    }
+    state.renewal = Flight::No;
 }

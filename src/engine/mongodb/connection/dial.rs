@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mongodb::Database;
 use mongodb::bson::{Document, doc};
 use mongodb::options::{
     Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
@@ -69,26 +70,7 @@ impl MongodbEngine {
             EngineError::new(ENGINE, CONNECT, failure.is_out_of_descriptors(), failure)
         })?;
         let database = client.database(&config.database);
-        let greeting = async {
-            tokio::select! {
-                hello = database.run_command(doc! { "hello": 1 }) => {
-                    hello.map_err(|error| target.failed(monitor.explain(Failure(error))))
-                }
-                reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
-            }
-        };
-        let hello = timeout_at(deadline, greeting)
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
-        if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
-            return Err(EngineError::new(
-                ENGINE,
-                CONNECT,
-                false,
-                "the server is older than MongoDB 5.0, the oldest version that holdfast supports",
-            ));
-        }
-        target.check_primary(&hello)?;
+        let hello = greet(&database, &target, &monitor, (deadline, limit)).await?;
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let is_cluster = is_set || is_router;
@@ -160,6 +142,32 @@ impl MongodbConfig {
             _ => String::new(),
         }
     }
+}
+
+/// Sends the first command, and checks its answer. `until`: the deadline, and how long after the start that is.
+async fn greet(
+    database: &Database,
+    target: &Target,
+    monitor: &ServerMonitor,
+    until: (Instant, Duration),
+) -> Result<Document> {
+    let greeting = async {
+        tokio::select! {
+            hello = database.run_command(doc! { "hello": 1 }) => {
+                hello.map_err(|error| target.failed(monitor.explain(Failure(error))))
+            }
+            reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
+        }
+    };
+    let hello = timeout_at(until.0, greeting)
+        .await
+        .unwrap_or_else(|_| Err(late(until.1, "to the first command")))?;
+    if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
+        let message = "the server is older than MongoDB 5.0, the oldest version that holdfast supports";
+        return Err(EngineError::new(ENGINE, CONNECT, false, message));
+    }
+    target.check_primary(&hello)?;
+    Ok(hello)
 }
 
 /// Creates the error of a step without an answer.

@@ -4,6 +4,16 @@
 //!   elections. `diagnostics.rs`: the meaning of connection errors.
 //! - `pool.rs`: which calls may use a connection, and in which order. `openings.rs`: how connections are opened. `session.rs`:
 //!   the session of an attempt. `checkouts.rs`: how often the driver sent a command. `clock.rs`: readings of the server's clock.
+//!
+//! # Elections
+//! `server_monitor.rs` reads `electionId` in each reply to a heartbeat of the driver, and publishes a larger one: there is a new primary.
+//! Two places use it: the change stream is opened again, and calls without an answer are aborted after one store timeout, not four.
+//!
+//! # Errors while connecting
+//! The driver searches for servers until its timeout, whatever the errors are. So `dial.rs` stops connecting as soon as each host of the
+//! URL has a permanent error: a certificate, another replica set, another protocol. A server that closes the connection without an answer
+//! is contacted once more with TLS, or without. `checks.rs` refuses servers that lack a command, and collections in which two names may
+//! share a document, or one name may have two.
 
 use mongodb::Collection;
 use mongodb::bson::{Bson, Document};

@@ -1,20 +1,11 @@
 //! The session of an attempt. It ends what the server may still execute of the attempt.
 //!
-//! # Why
-//! A write without an answer (its connection broke, or its call was aborted) may be executed much later: it waits at the server
-//! for a lock or a ticket, or in the buffer of a socket. A release that overtakes it finds nothing to release.
+//! A write without an answer may be executed much later, and a release that overtakes it finds nothing to release. So the writes of an
+//! attempt that create something use one session. The driver numbers them, for retries, and the server refuses a write whose number is
+//! smaller than the last one (`TransactionTooOld`). One more write in the session, which changes nothing, waits for the writes that the
+//! server has begun, and prevents those that it has not begun. A release of an attempt without an answer starts with this write.
 //!
-//! # How
-//! The writes of an attempt that create something use one session. The driver numbers the writes of a session, for retries. The
-//! server executes the writes of a session one at a time, and refuses a write whose number is smaller than the last one
-//! (`TransactionTooOld`). So one more write in the session, which changes nothing, waits for the writes that the server has
-//! begun, and prevents those that it has not begun. A release of an attempt without an answer starts with this write.
-//!
-//! # Limits
-//! A standalone server does not number writes, and neither does a URL with `retryWrites=false`. There the write only waits in
-//! the server's queues as the others do. On a sharded collection it reaches only the shard of the first name. In these cases
-//! the later releases of the service remove what was executed late. What they miss expires: its ttl counts from the sending of
-//! an insert.
+//! `docs/proofs/release-after-attempt.md` has the cases in which there are no such numbers.
 
 use std::sync::Arc;
 

@@ -111,42 +111,7 @@ impl Core {
             number,
             takes_grants: queue.takes_grants && uses.iter().all(Option::is_some),
         };
-        let new: Vec<&Claim> = claims[1..]
-            .iter()
-            .filter(|claim| queue.known.number(&claim.owner) == 0)
-            .copied()
-            .collect();
-        let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
-        let mut fields = documents::waiter_fields(&first.owner);
-        fields.insert(POSITIONS, pipelines::positions_of(&owners));
-        let mut steps = pipelines::acquire(first, Some(&waiter));
-        steps.extend(pipelines::enter(&new, &waiter));
-        let entered = {
-            let mut session = caller.session.get(&self.pool).await?;
-            let Session { connected, session } = &mut *session;
-            let mut entering = connected
-                .locks
-                .find_one_and_update(documents::one_or_none(&self.id(key)), steps)
-                .upsert(true)
-                .return_document(ReturnDocument::After)
-                .projection(fields)
-                .session(session);
-            if !is_settled {
-                entering = entering.write_concern(one_member());
-            }
-            let sent = Moment::now();
-            let entered = entering.await.map_err(Failure::from);
-            if let Ok(Some(document)) = &entered {
-                queue.read_clock(sent, document);
-            }
-            entered
-        };
-        let document = match entered {
-            Ok(document) => document.unwrap_or_default(),
-            // Another process inserted the document at the same time.
-            Err(failure) if failure.is_duplicate_key() => Document::new(),
-            Err(failure) => return Err(failure),
-        };
+        let document = self.enter_batch(queue, claims, &waiter, is_settled, caller).await?;
         let Some(outcome) = NameOutcome::of(&document, &first.owner, is_settled) else {
             return Ok(claims.iter().map(|_| None).collect());
         };
@@ -186,6 +151,54 @@ impl Core {
         }
         outcomes.insert(0, Some(first.map_err(|failure| self.pool.explain(failure))));
         Ok(outcomes)
+    }
+
+    /// Sends the command of [`Self::acquire_batch`]. Returns the document after it.
+    async fn enter_batch(
+        &self,
+        queue: &Queue,
+        claims: &[&Claim],
+        waiter: &Waiter<'_>,
+        is_settled: bool,
+        caller: &Caller,
+    ) -> Outcome<Document> {
+        let first = claims[0];
+        let new: Vec<&Claim> = claims[1..]
+            .iter()
+            .filter(|claim| queue.known.number(&claim.owner) == 0)
+            .copied()
+            .collect();
+        let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
+        let mut fields = documents::waiter_fields(&first.owner);
+        fields.insert(POSITIONS, pipelines::positions_of(&owners));
+        let mut steps = pipelines::acquire(first, Some(waiter));
+        steps.extend(pipelines::enter(&new, waiter));
+        let entered = {
+            let mut session = caller.session.get(&self.pool).await?;
+            let Session { connected, session } = &mut *session;
+            let mut entering = connected
+                .locks
+                .find_one_and_update(documents::one_or_none(&self.id(&first.keys()[0])), steps)
+                .upsert(true)
+                .return_document(ReturnDocument::After)
+                .projection(fields)
+                .session(session);
+            if !is_settled {
+                entering = entering.write_concern(one_member());
+            }
+            let sent = Moment::now();
+            let entered = entering.await.map_err(Failure::from);
+            if let Ok(Some(document)) = &entered {
+                queue.read_clock(sent, document);
+            }
+            entered
+        };
+        match entered {
+            Ok(document) => Ok(document.unwrap_or_default()),
+            // Another process inserted the document at the same time.
+            Err(failure) if failure.is_duplicate_key() => Ok(Document::new()),
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Waits until no earlier attempt of the claim can take effect.

@@ -1,115 +1,17 @@
-//! The source of the fencing tokens.
+//! The fencing token of a grant: a value of the server's logical clock (the cluster time).
 //!
-//! # Requirement
-//! A token is larger than every earlier one of the name, although a release deletes the document with the last token. So it
-//! comes from a clock, and the moment at which the clock is read matters. There are two ways: the time of the insert, and the
-//! stamp. Both use the cluster time, the logical clock of a replica set: every oplog entry has a timestamp of it, no value is
-//! used twice, and later writes have larger values.
+//! `docs/proofs/mongodb-tokens.md` proves that each token is larger than every earlier one of its name, although a release deletes
+//! the document with the last one. The token comes from one of three places:
 //!
-//! # The time of the insert (replica set, leases of 5 s and longer)
-//! The reply to a write has `operationTime`: the timestamp of the write's own oplog entry (`ReplClientInfo::getLastOp` of the
-//! connection; `tests/tokens.rs` compares the two under load). An insert of all names of a claim with the full write concern
-//! (by default the majority) is the whole grant, and its `operationTime` is the token. With several names it is the timestamp of
-//! the last insert. For two grants of one name: the document of the earlier one was deleted before the later insert, and inserted
-//! before that. The oplog has the writes of one document in their order, because other members apply them in that order. So the
-//! later timestamp is larger.
+//! - **The insert** (replica set, leases of 5 s and longer): `operationTime` of the reply to an insert with the full write concern. It
+//!   counts only if this very command made the insert, and the estimated end fits (`clock_offset.rs`).
+//! - **The stamp**, a second write: `{ $currentDate: { fence: { $type: "timestamp" } } }`, which the server evaluates within the storage
+//!   transaction that writes it. A pipeline cannot: it reads its values when the command starts.
+//! - **A hand-off**: the last token + 1, in the releasing write or in the one that confirms a reservation. After [`MAX_HAND_OFFS`] of them a
+//!   stamp follows all the same, so that the tokens of a second suffice.
 //!
-//! The reply proves this only if this very command made the insert:
-//! - A duplicate key is no grant. A reply after which the driver repeated the command is none either: the server may answer the
-//!   repetition from its record, with the time of its *last* write of any client, and the name may have another owner by then. The
-//!   driver does not report repetitions, so `connection/checkouts.rs` counts them. Then a stamp follows, which needs the document
-//!   to be unchanged.
-//! - A retry of the attempt finds the document of this owner, and gets a stamp. So does every attempt of a claim whose earlier one
-//!   had a command without an answer: it may be a rollback, which the server would execute later on a document without a stamp.
-//! - The end of the lease is an estimate, with a margin of 2 s. The timestamp verifies it: the primary takes the seconds of
-//!   timestamps from its wall clock, and never goes back, so that clock was below the next second. If the estimate is too early
-//!   by more than the margin, or ahead of that second, a stamp follows, which corrects it. Only a wall clock that was set back is
-//!   not detected, because the cluster time does not go back. So a stamp reads the wall clock once a minute. (Every lease that
-//!   began before the clock was set back ends later, too.)
-//! - While the cluster time is ahead of the wall clock, no estimate is verified. So after a refusal all grants of the next second
-//!   have two writes from the beginning, and not three.
-//!
-//! The token is not in the document at first. `unwritten_tokens.rs` writes it and removes the margin, unless the lease is released
-//! before. A hand-off without it leads to a stamp. A holder that dies before that blocks the name for its ttl and up to 3 s.
-//!
-//! # Why no other first write can create the token
-//! A `findAndModify` with a pipeline acquires an expired document. All values that a pipeline can read, `$$NOW` and
-//! `$$CLUSTER_TIME`, are fixed when the command *starts*. Between the start and the write the command waits for a ticket and
-//! for locks, and write conflicts are retried with the old values (measured: a command that a conflict delayed by a second
-//! wrote a cluster time that was a second old). Another client can acquire and release the name in between, which leaves
-//! nothing in the collection. The delayed command would then be granted the *smaller* token. Besides, `$$NOW` has a resolution
-//! of a millisecond, in which a name can be acquired, released and acquired again. A zero `Timestamp`, which an insert replaces
-//! with the current time, stays zero in a pipeline, and an insert replaces it before it waits, too. Its `operationTime` has not
-//! been verified, because such a grant is rare. On a sharded cluster the router makes the reply. A standalone server has no
-//! `operationTime`.
-//!
-//! # The stamp
-//! In these cases a second write follows when the owner has the name: `{ $currentDate: { fence: { $type: "timestamp" } } }`. The
-//! server evaluates it *within* the storage transaction that writes it (and again after each write conflict), by a tick of its
-//! logical clock. Hence, for two grants of one name: the earlier stamp was written before the earlier holder could release the
-//! name, the release came before the later first write, and that came before the later stamp. The first write needs the primary's
-//! acknowledgement only. The stamp waits for the write concern, and the first write precedes it in the oplog, so it has that
-//! write concern then, too.
-//!
-//! # Both ways for one name
-//! Each token is a value of the logical clock that was drawn between the first write of its grant and the reply to the last one,
-//! and no value is drawn twice. The release of the earlier grant came after that reply, and before the first write of the later
-//! grant. So the later token is larger, whichever way each of them came. This covers an owner that was granted the name by an
-//! insert, and whose document another owner gets by a hand-off without a token: that one draws a stamp.
-//!
-//! # Grants without a token (standalone server)
-//! A claim that needs no token (`acquireLock`) gets none: an insert with the full write concern is its only write. A reading of the
-//! server's clock follows, which verifies the end as the stamp does; concurrent grants share it. The document has no stamp. A later
-//! stamp of the name is larger than every token that was given out, because it is drawn later from the same clock, whatever the
-//! document of an earlier grant had.
-//!
-//! # After a hand-off
-//! A name that is handed off to a waiter (`queue/hand_off.rs`) keeps its document with the last token. The waiter gets the next
-//! token, last + 1, in one write, without a stamp: in the releasing write, if that is a grant, and otherwise in the write that
-//! confirms the reservation. Both come after the last grant, so the token is larger than every earlier one. It is never ahead of the
-//! cluster time of its own write: the last token was not ahead of a write of *its* grant, and the clock ticks at least once for every
-//! later write. So every token that is drawn later, after the document is deleted, is larger.
-//!
-//! A releasing write needs the last token. It is in the document (the stamp, and in `handed` the number of hand-offs since), or it
-//! is the unwritten token of an insert. The releasing process has it in both cases, with the claim that it was granted (`Claim::fence`).
-//! The filter of the command selects only documents of that claim's owner, and no other command gives that owner another token. So
-//! the process computes the next token, for the event, and the pipeline adds one to `handed`, for the document. Where there is
-//! no stamp, it writes that of the claim, which has no hand-offs. A process that does not have the token (of an expired lease, of a
-//! forced release, of a lease that it restored from a text) reserves the name. The confirmation draws a stamp if the document has none.
-//!
-//! After many hand-offs a waiter gets a stamp all the same, so that a name that is always handed off does not use up the tokens of a
-//! second: the release then reserves the name, and so it does at the last token of a second. A transfer keeps the token.
-//!
-//! # Failover and rollback (replica set, sharded cluster)
-//! The logical clock is the cluster time. Every oplog entry and every message carries it, and a member's clock is never behind
-//! the entries that it has applied. A new primary has everything that the majority acknowledged, so its ticks are beyond every
-//! token that was ever granted, whatever its wall clock says. An insert or a stamp that is rolled back was never granted. (With
-//! `w=1` in the URL a granted one can be rolled back, together with the lock: the user's choice.) On a sharded cluster the router
-//! passes each shard's cluster time to the others before the stamp is drawn, so the order also covers names on other shards. The
-//! token is `seconds × 10⁶ + increment`. The increment counts the writes within a second, and no cluster makes a million of them.
-//! But the second does not advance, and the increment grows, while the primary's wall clock is behind the cluster time (it was
-//! set back, or the earlier primary's clock was ahead). When the increment reaches a million, nothing is granted until the clock
-//! advances. This error is transient.
-//!
-//! # A standalone server
-//! It has the same clock, but initializes it from the wall clock, in whole seconds, when the process starts. Two processes within
-//! a second would both begin at 1, and a restart takes 0.7 s (measured; a value was repeated). So the token includes the
-//! milliseconds of the wall clock, which the same `$currentDate` writes into `holder.since`:
-//! `seconds × 10⁶ + millisecond × 500 + increment`. Here the increment counts stamps, not all writes, and stays below 500 per
-//! millisecond of down time. Within a second neither part decreases and the increment always grows, so the sum grows, too.
-//! When the wall clock and the logical clock are in different seconds (the server reads a coarser clock for the latter, or the
-//! wall clock was set back and the logical clock waits for it), the millisecond counts as 999. The fields are written in the
-//! order of their names, so `holder.since` is never the older of the two unless the wall clock was set back. One case remains: a
-//! wall clock that is set back across a restart, or within a second, on a server without a replica. Leases end by the same
-//! clock, so it must be kept steady there anyway.
-//!
-//! # A standalone server that becomes a replica set, or the other way round
-//! A service may run meanwhile. So the formula is not that of the server at `connect`: the reply to a stamp shows which clock drew
-//! it, because only a replica set returns the time of a write (`operationTime`). The stamp of a standalone server is marked in its
-//! document. Where the reply contradicts the mark, the engine draws another stamp with the right one. No token after a hand-off is
-//! computed from a marked stamp: the waiter draws one. A server that becomes a replica set has stopped, started, and elected its
-//! primary, so its clock is in a later second than the last stamp before, and the token is larger. In the other direction the
-//! second may be the same, and the milliseconds make the token larger, as after a restart.
+//! The token of a replica set is `seconds × 10⁶ + increment`. The logical clock of a standalone server starts with the process, so its token
+//! is `seconds × 10⁶ + millisecond × 500 + increment`, and its stamp is marked ([`OF_PROCESS`]).
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 

@@ -8,6 +8,12 @@
 //! # Behavior
 //! The waiters of this process share one change stream, in which the server names the waiter that a name was handed to. They
 //! also share the heartbeat: one command for one name, two for any number of names, which also hand off the names that are free.
+//!
+//! A grant by hand-off carries its time and its length by the primary's clock, from which the process computes the local end
+//! (`engine/hand_off/`). The event is delivered after the majority has the write, so no grant is announced before it is durable.
+//! Reservations take the place of grants where one is not possible (`hand_off.rs`); the last token is in the document, so they need no
+//! stamp. A gist process that deletes the document deletes the queue with it. Then the first waiter of each process makes an attempt at
+//! once, the others a little later, and all return with their numbers. While a gist process holds the name, the first waiter polls.
 
 pub(super) mod change_event;
 pub(super) mod change_stream;

@@ -1,6 +1,6 @@
 //! The fencing token of a grant, computed from the proposals of the nodes.
 //!
-//! `docs/quorum.md` has the rule and its proof. `model/` calls this function in every order of events on three nodes.
+//! `docs/proofs/quorum.md` has the rule and its proof. `model/` calls this function in every order of events on three nodes.
 
 /// The proposal of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 //!
 //! # Behavior
 //! Every verb sends a request to all nodes at once, and returns when a majority has decided: no call waits for the other
-//! nodes. `docs/quorum.md` has the argument for mutual exclusion, the rule of the fencing tokens with its proof, and the
-//! requirements on the servers.
+//! nodes. `docs/quorum.md` has the protocol and the requirements on the servers, `docs/proofs/quorum.md` the proofs of mutual exclusion
+//! and of the fencing tokens.
 //!
 //! - **A fresh value for each attempt.** A lock key contains `<owner token>.<attempt>`. A failed attempt is rolled back by
 //!   that value, so that a late rollback never removes the vote of the next attempt by the same owner. A release is by owner
@@ -19,6 +19,8 @@
 //! - **Fast paths.** A call on the event loop's thread uses the fast paths of the nodes, and each answer is counted where it
 //!   is read, without a task. Other calls, and calls to a node without a fast path, have a task for each node that uses the
 //!   ordinary connection. The answers of both are handled in the same functions (`acquire/round.rs`, `release.rs`).
+//! - **Attempts are limited** to [`ATTEMPTS`]. An attempt that ended without the answer of a majority keeps its permit until its last vote is
+//!   answered or the connection of that vote has ended. So calls that fail while nodes stall add no further votes.
 //! - **A renewal heals** nodes that lost the lock in a restart or were down when it was granted (`renew.rs`).
 //!
 //! # Deployment

@@ -1,4 +1,33 @@
 //! The Lua scripts of a single server and of a cluster, and their calls.
+//!
+//! Every verb is a script: one or more files with headers, joined here. A script is called by `EVALSHA`, and sent in full if the server
+//! does not have it.
+//!
+//! # The queue
+//! `queue.lua` has the queue of a name, and the hand-off inside the script that ends a lock. `docs/proofs/hand-off.md` shows that the
+//! hand-off is a grant. A waiter counts as dead in three cases: its process receives no messages (the publication had no receiver), its
+//! process sent no heartbeat for 4.5 s, or it got a name by hand-off and sent no command. The hand-off lasts no longer than the liveness
+//! of the process, and shortens that liveness to the waiter's ttl. So a suspended process delays the waiters behind it once, and not once
+//! for each of its waiters.
+//!
+//! The script that finds a dead waiter removes it and marks its process, whose next heartbeat is answered with "try again": its waiters
+//! enter again with their numbers. One script removes 256 at most, so that 100 000 dead waiters never block the server for more than a few
+//! milliseconds. An unfinished script reports it, and the engine calls again, at once (an attempt) or in the background (a release). An
+//! unfinished attempt of a waiter is in the queue already, so that no later attempt in its pipeline is granted before it.
+//!
+//! A hand-off that is shorter than the heartbeat interval is published to one other process as well, which sends a heartbeat when it ends.
+//!
+//! # Releases
+//! `release_one.lua` is the rule for one name, with waiters and minimum hold. It is part of three scripts: [`RELEASE`] (one claim),
+//! [`RELEASE_MANY`] (many claims) and [`FORCE_RELEASE`]. In the first two, `release_held.lua` or `release_many_held.lua` comes first and
+//! serves the usual case, a name without waiters. So a change of the rule may concern all three files. A quorum has files of its own in
+//! `redis/quorum/scripts/`.
+//!
+//! # Fencing tokens
+//! The next token is the larger of the last + 1 and the server's clock in µs. One key, `holdfast:last`, has the last token of all names,
+//! so that nothing is stored per name. A cluster has no such key, nor has a server with several shards (`?sharded=true`): it would be in
+//! one slot, or block a slot's names while the slot moves. There the companion key of a name outlives its lease by about a day. After
+//! that, the clock alone makes the next token larger.
 
 use std::sync::LazyLock;
 

@@ -2,8 +2,7 @@
 
 use super::{Job, Receiver, SHARE};
 
-/// How many calls a statement takes at least, if that many wait. Fewer are not worth a round trip and a commit.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
+/// How many calls a statement takes at least, if that many wait, but at most half of its limit. Fewer are not worth a round trip and a commit.
 const LEAST: usize = 64;
 
 impl Receiver {
@@ -62,7 +61,6 @@ impl Receiver {
 }
 
 /// For stores where each part has statements of its own.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 impl Receiver {
     /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
     /// sender.
@@ -82,7 +80,7 @@ impl Receiver {
         let waiting = usize::from(is_first_counted) + self.releases.len() + self.reads.len() + self.waiting.len();
         let is_executed = |part: &usize| !parts[*part];
         let executed: usize = (0..3).filter(is_executed).map(|part| self.counted_in_batch[part]).sum();
-        let calls = (waiting + executed).div_ceil(2).max(LEAST);
+        let calls = (waiting + executed).div_ceil(2).max(LEAST.min(self.limit.claims / 2));
         let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
             let before = batch.len();

@@ -9,6 +9,23 @@
 //! # Behavior
 //! Times are microseconds since 1970. `@u` is the server's clock, read at the beginning of a packet, or after its locks. An early reading is
 //! safe: it never makes a held name free, and it is never earlier than the request.
+//!
+//! - The driver handles one request at a time on a connection, and does not see that an idle one was closed: one that was not used for 1 s
+//!   is tested first.
+//! - After an error the server executes no further statement of a packet.
+//! - On MariaDB an attempt is an `INSERT … ON DUPLICATE KEY UPDATE … RETURNING`. MySQL has no `RETURNING`: there the insert id of an
+//!   attempt for one name is the fencing token (`LAST_INSERT_ID(expr)`), or 0 if the name is busy. Several attempts are read back in the
+//!   same packet.
+//! - Renewals are read back by a second packet, if the first one did not change the rows of all of them. A row counts if its owner is the
+//!   caller and its lease is long enough.
+//! - A release is an `UPDATE` of live leases, whose insert id is the time of the release. If it changed the rows of all calls, all were
+//!   released; if it changed none, all calls go to a transaction. Otherwise a second request reads the rows: those that are free since
+//!   that time were released, and so were those with a later grant, if the number of changed rows says so.
+//! - The sweep waits for locked rows (`DELETE` has no `SKIP LOCKED`). If that wait times out, it removes no row of this page.
+//! - Waiters poll (`sql/server/waiters.rs`) 2 to 200 ms after the last check, behind waiters of other processes up to 1.5 s. One packet
+//!   checks up to 32 names that are due soon. The row of a handed-off name shows that the waiter is the holder, and an attempt confirms
+//!   it.
+//! - The commit of a release waits for the disk as every commit: a session cannot choose that.
 
 use std::collections::HashMap;
 use std::sync::Arc;

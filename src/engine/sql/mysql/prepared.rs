@@ -1,4 +1,9 @@
 //! The sizes of prepared statements, and their values.
+//!
+//! The server needs longer to parse attempts and releases than to execute them. A connection has 12 sizes of each (on MySQL one size of
+//! attempts), for 1 to 64 calls. The last call is repeated up to the next size, which has no further effect. The first use of a size needs
+//! one more request, with its own time limit. Where statements cannot be prepared (the server's limit is reached, or a proxy supports
+//! none), they are sent as text.
 
 use sqlx::Arguments as _;
 use sqlx::mysql::MySqlArguments;

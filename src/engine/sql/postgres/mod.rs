@@ -5,6 +5,23 @@
 //! - `single.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: the tables,
 //!   and what a service does beside its calls. `listener.rs`: notifications.
 //! - `statements.rs` and `statements/*.sql`: the statements.
+//!
+//! # Behavior
+//! - **One statement releases a name and hands it off** (`hand_off.sql`), where a queue is likely: a waiter of the process waits, or the
+//!   last release of the name has handed it off (`QueuedNames`). Any other release takes the shorter statement first.
+//! - **A call of one name** is a statement without arrays (`acquire_one.sql`, `release_one.sql`), which the server executes faster.
+//! - **Statements are prepared** after their first execution on a connection, so that a new connection costs no round trip. The first
+//!   connection of an engine prepares all, which finds missing tables. The listening connection prepares none.
+//! - **Plans.** The server plans each statement once, and such a plan may scan a table that had a few rows then. So a connection in use
+//!   sends `DISCARD PLANS` every 10 s, and does not wait for the reply.
+//! - **One packet.** The statements of a packet are handed to the driver under a lock that its task needs to send (`in_one_packet`).
+//! - **Several servers** (`dial.rs`). One without an answer delays the next one by 250 ms, and the first one that accepts writes is used.
+//!   The login is asked for, or the password file read, for each connection. `lib/connect.ts` reads the environment, because JavaScript
+//!   may change it while another thread reads.
+//! - **Cancel requests** (`cancel.rs`). Each is a connection of its own, which waits until the server closes it: by then the server has
+//!   signalled the process of the statement. PgBouncer 1.18 and 1.19 terminate if the client closes it first.
+//! - **`listenUrl`** bypasses the pooler for the listening connection, so that waiters do not poll. The engine then sends a notification
+//!   to itself over another connection. If it does not arrive within 1 s, the waiters poll until one arrives.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -5,9 +5,6 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-/// The lock timeout of a transaction that waits only briefly.
-const BRIEF_LOCK_WAIT_MS: u128 = 10;
-
 /// Declares the statements, each with its file.
 macro_rules! statements {
     ($($name:ident $file:literal)*) => {
@@ -170,6 +167,9 @@ fn without_comments(file: &str) -> String {
 
 /// The schema of a table whose name has none.
 pub(super) const SCHEMA: &str = "holdfast";
+
+/// How long a brief transaction waits for a lock.
+const BRIEF_LOCK_WAIT_MS: u128 = 10;
 
 /// The key of the advisory lock under which tables are created: "holdfast" in ASCII.
 const CREATION_LOCK: i64 = 0x686f_6c64_6661_7374;

@@ -98,7 +98,6 @@ impl Connections {
 
     /// Returns how long a statement waits for a locked row, where the server has such a limit: at most half of the store timeout, so that
     /// time is left to execute the other calls of the statement without that row.
-    #[cfg(feature = "postgres")]
     pub(in crate::engine::sql) fn lock_wait(&self) -> Duration {
         super::LOCK_WAIT.min(self.store_timeout / 2)
     }

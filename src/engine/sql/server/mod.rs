@@ -10,10 +10,47 @@
 //! A free name keeps its row for an hour, so that its fencing tokens grow within the hour even if the server's clock is set back.
 //! Transactions lock the rows of their names in the order of the names, and read the queue after that. No state of a lock is in a
 //! session of the server.
+//!
+//! `docs/proofs/sql-locks.md` shows that services do not deadlock, that transactions read the current queue, and that fencing tokens grow.
+//!
+//! # The event loop
+//! If there is one, Node's event loop polls the tasks of the engine, and on PostgreSQL its sockets. So the calls of a tick share a
+//! statement that is written in the same tick, and its reply settles them without a switch between threads. The driver of MySQL opens its
+//! own socket, so its replies arrive on the I/O thread. What the I/O thread wakes (a timer, a renewal) runs there.
+//!
+//! # Which calls are transactions
+//! Claims of several names, names with a queue, waiters that found a name busy, locked rows. Calls for a name with waiters of this process
+//! go there directly, and so does a release while an attempt of the same owner is there (`ForwardedOwners`). `queued` in the row of a name
+//! is the number of its positions, so that a single statement sees there whether it has a queue.
+//!
+//! # The hand-off is the grant
+//! At the end of a transaction a free name goes to its first live waiter ([`Ledger::finish`]). The notification has the fencing token and
+//! the lease, from which the process computes the local end (`engine/hand_off/`). With synchronous standbys it has only the owner, and the
+//! waiter makes an attempt, whose commit waits for the standby. A waiter that missed its hand-off has no position any more: the answer to
+//! the next heartbeat lists the positions that remain, so the process wakes the waiter, and it enters again with its ticket.
+//!
+//! # Heartbeats and sweeps
+//! One heartbeat per process, every 2 s, keeps its positions alive, except those of waiters whose event loop does not respond. With it,
+//! and at the end of the lease that a waiter waits for, the names are checked without a lock; a free name with a waiter goes to a
+//! transaction. A waiter of a dead process may be the first in the queue, so the process checks the name again when that hand-off ends.
+//! The row with the empty name, which no lock has, is the lease of the sweep: one process sweeps every 5 minutes.
+//!
+//! # Tables
+//! Every statement names the schema of its table, because the session may have the `search_path` of another program. A statement that
+//! finds no table fails with a retryable error, a `HoldfastWarning` is emitted, and the set-up of the next connection creates the tables.
+//!
+//! # Silent connections
+//! A statement without an answer within the store timeout is cancelled, because a statement that waits for a lock does not end with its
+//! connection. It is cancelled earlier when two callers, one after the other, were dropped without an answer, and when a heartbeat has no
+//! answer after 2 s. If no other connection has answered in the second half of that time, the others may be silent, too: their statements
+//! are cancelled after 100 ms, and idle ones are tested before they are used (`connection.rs`, `pool.rs`).
+//!
+//! If a connection does not answer its test within 500 ms, the test continues, and a new connection is opened beside it. The silent one is
+//! closed when the new one is open, or after the store timeout; with a full pool after half of it. The silence of a connection that has
+//! never answered says nothing about the others.
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,13 +66,12 @@ use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
 use self::worker::{LockedNames, Worker};
 use super::Page;
-use super::calls::{Calls, JobEngine};
+use super::calls::{Place, SqlEngine};
 use super::jobs::{self, Limit};
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
 use crate::engine::sql::failure::Failure;
-use crate::engine::{Result, Subscription, Warnings};
-use crate::model::{Claim, OwnerToken};
-use crate::stall_detector::StallDetector;
+use crate::engine::{Result, Warnings};
+use crate::model::OwnerToken;
 
 pub(super) mod connection;
 pub(super) mod pool;
@@ -149,20 +185,7 @@ pub(in crate::engine::sql) trait Session: Any + Send + Sync {
 }
 
 /// The engine of an SQL server.
-pub(in crate::engine) struct ServerEngine {
-    pub(super) server: Arc<dyn Server>,
-    pub(super) waiters: Arc<Waiters>,
-    calls: Calls,
-}
-
-impl fmt::Debug for ServerEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerEngine")
-            .field("engine", &self.server.connections().place.engine)
-            .field("server", &self.server.connections().place.address)
-            .finish_non_exhaustive()
-    }
-}
+pub(in crate::engine) type ServerEngine = SqlEngine<Waiters>;
 
 impl ServerEngine {
     /// Connects to the server. Creates the tables if they are missing.
@@ -206,33 +229,12 @@ impl ServerEngine {
         };
         let (jobs, receiver) = jobs::queue(server.statement_limit());
         let single = connections.spawn(single.run(receiver));
-        let (place, dropped) = (connections.place.clone(), connections.dropped.clone());
-        let calls = Calls::new(place, prefix.0, jobs, single, dropped);
-        Ok(Arc::new(ServerEngine { server, waiters, calls }))
-    }
-}
-
-#[async_trait]
-impl JobEngine for ServerEngine {
-    fn calls(&self) -> &Calls {
-        &self.calls
-    }
-
-    async fn subscription(&self, claim: &Claim) -> Box<dyn Subscription> {
-        Box::new(self.waiters.subscribe(claim))
-    }
-
-    fn watch(&self, detector: &Arc<StallDetector>) {
-        self.waiters.known.watch_event_loop(detector);
-    }
-
-    fn end(&self) {
-        self.waiters.close();
-    }
-}
-
-impl Drop for ServerEngine {
-    fn drop(&mut self) {
-        self.waiters.close();
+        let place = Place {
+            engine: connections.place.engine,
+            address: connections.place.address.to_string(),
+            prefix: prefix.0,
+        };
+        let dropped = connections.dropped.clone();
+        Ok(SqlEngine::new(place, waiters, jobs, single, dropped))
     }
 }

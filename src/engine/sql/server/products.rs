@@ -10,7 +10,6 @@ pub(in crate::engine::sql) struct Others {
     needed: &'static str,
 }
 
-#[cfg(feature = "postgres")]
 pub(in crate::engine::sql) const OF_POSTGRES: Others = Others {
     products: &[
         ("cockroachdb", "CockroachDB"),
@@ -21,7 +20,6 @@ pub(in crate::engine::sql) const OF_POSTGRES: Others = Others {
     needed: "PostgreSQL",
 };
 
-#[cfg(feature = "mysql")]
 pub(in crate::engine::sql) const OF_MYSQL: Others = Others {
     products: &[
         ("tidb", "TiDB"),
@@ -57,7 +55,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "postgres")]
     fn products_with_the_protocol_of_postgresql_are_recognised() {
         for version in [
             "CockroachDB CCL v23.1.11 (x86_64-pc-linux-gnu, built 2023/09/27)",
@@ -75,7 +72,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "mysql")]
     fn products_with_the_protocol_of_mysql_are_recognised() {
         for version in ["8.0.11-TiDB-v7.5.1", "8.0.34-Vitess", "5.7.25-OceanBase-v4.2.1"] {
             assert!(is_other(&OF_MYSQL, version), "{version}");

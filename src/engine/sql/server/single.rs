@@ -7,10 +7,8 @@
 //! queue, of waiters that found the name busy, and where another transaction has locked the row.
 
 use std::collections::{HashMap, HashSet};
-use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
-use std::task::Poll;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -84,12 +82,7 @@ pub(super) struct Timers {
     pub swept_to: Mutex<StoredName>,
 }
 
-/// The parts of the queue, each with statements of its own: releases and renewals; reads, checks and sweeps; attempts.
-const CHANGES: usize = 0;
-const READS: usize = 1;
-const ATTEMPTS: usize = 2;
-
-/// The statements of a part that are under way.
+/// Statements under way.
 type Running<'a> = Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>;
 
 /// The task, and what it needs.
@@ -118,18 +111,15 @@ fn started<'a>(statements: impl Future<Output = ()> + Send + 'a) -> Running<'a> 
     Some(Box::pin(async move { _ = unless_it_panics(pin!(statements)).await }))
 }
 
-/// Waits until the statements of a part end.
-async fn one_ends(running: &mut [Running<'_>; 3]) {
-    poll_fn(|context| {
-        for part in running.iter_mut() {
-            if part.as_mut().is_some_and(|one| one.as_mut().poll(context).is_ready()) {
-                *part = None;
-                return Poll::Ready(());
-            }
+/// Waits for the end of statements.
+async fn ended(running: &mut Running<'_>) {
+    match running {
+        Some(statements) => {
+            statements.await;
+            *running = None;
         }
-        Poll::Pending
-    })
-    .await;
+        None => std::future::pending().await,
+    }
 }
 
 impl SingleWorker {
@@ -145,47 +135,53 @@ impl SingleWorker {
 
 /// Executes the jobs of a queue.
 async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, mut jobs: Receiver) {
-    let mut running: [Running<'_>; 3] = [None, None, None];
+    let (mut attempts, mut changes, mut reads): (Running<'_>, Running<'_>, Running<'_>) = (None, None, None);
     // The owners of the attempts under way, and releases that have to follow one of them.
     let (mut owners, mut held_back): (Vec<OwnerToken>, Vec<Job>) = (Vec::new(), Vec::new());
     let mut batch = Vec::new();
     loop {
-        if running[ATTEMPTS].is_none() {
+        if attempts.is_none() {
             owners.clear();
             held_back.drain(..).for_each(|job| shared.transactions.send(job));
         }
-        let free = running.each_ref().map(Option::is_none);
-        let can_check = free[READS];
+        let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
+        let can_check = free[1];
         // `select!` polls in random order, so that neither checks nor calls starve.
         tokio::select! {
-            () = one_ends(&mut running) => {}
+            () = ended(&mut attempts) => {}
+            () = ended(&mut changes) => {}
+            () = ended(&mut reads) => {}
             Some(names) = checks.recv(), if can_check => {
                 let mut all = names;
                 while let Ok(more) = checks.try_recv() {
                     all.extend(more);
                 }
-                running[READS] = started(shared.check(all));
+                reads = started(shared.check(all));
             }
-            () = shared.timers.sweep_due(), if can_check => running[READS] = started(shared.sweep()),
+            () = shared.timers.sweep_due(), if can_check => reads = started(shared.sweep()),
             next = jobs.next_of_parts(&mut batch, free), if free != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
                         break;
                     }
                     // Other parts of the queue may have jobs.
-                    one_ends(&mut running).await;
+                    tokio::select! {
+                        () = ended(&mut attempts) => {}
+                        () = ended(&mut changes) => {}
+                        () = ended(&mut reads) => {}
+                    }
                     continue;
                 }
                 let sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
                 if !(sorted.releases.is_empty() && sorted.renewals.is_empty()) {
-                    running[CHANGES] = started(shared.change(sorted.releases, sorted.renewals));
+                    changes = started(shared.change(sorted.releases, sorted.renewals));
                 }
                 if !sorted.attempts.is_empty() {
                     owners.extend(sorted.attempts.iter().chain(&sorted.repeated).filter_map(owner));
-                    running[ATTEMPTS] = started(shared.attempt(sorted.attempts, sorted.repeated));
+                    attempts = started(shared.attempt(sorted.attempts, sorted.repeated));
                 }
                 if !sorted.reads.is_empty() {
-                    running[READS] = started(shared.read(sorted.reads));
+                    reads = started(shared.read(sorted.reads));
                 }
                 shared.timers.start();
             }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -22,11 +23,13 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::core::ledger::{Content, Notification, RESERVED};
 use crate::engine::hand_off::ClockReading;
-use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
+use crate::engine::local_waiters::LocalWaiters;
+use crate::engine::sql::calls::Wakeup;
 use crate::engine::sql::failure::Failure;
-use crate::engine::{HandOff, RESERVATION};
+use crate::engine::{HandOff, RESERVATION, Subscription};
 use crate::event_loop::Task;
 use crate::model::{Claim, Key, OwnerToken};
+use crate::stall_detector::StallDetector;
 
 /// The shortest and the longest time between two checks without notifications.
 const SHORTEST_POLL: Duration = Duration::from_millis(2);
@@ -83,8 +86,8 @@ pub(in crate::engine::sql) struct CheckedLease {
 }
 
 /// The waiters of one engine.
-pub(in crate::engine::sql) struct Waiters {
-    pub(super) server: Arc<dyn Server>,
+pub(in crate::engine) struct Waiters {
+    pub(in crate::engine::sql) server: Arc<dyn Server>,
     /// The name of this engine in the queues: random, hexadecimal.
     pub process: String,
     pub known: Arc<LocalWaiters<()>>,
@@ -106,6 +109,29 @@ struct Tasks {
     is_closed: bool,
 }
 
+#[async_trait]
+impl Wakeup for Waiters {
+    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        self.known.watch_event_loop(detector);
+    }
+
+    async fn subscribe(&self, claim: &Claim) -> Box<dyn Subscription> {
+        Box::new(self.known.subscribe(claim))
+    }
+
+    /// Ends the tasks.
+    fn close(&self) {
+        let mut tasks = self.tasks.lock();
+        tasks.is_closed = true;
+        if let Some(listener) = tasks.listener.take() {
+            listener.cancel();
+        }
+        if let Some(heartbeats) = tasks.heartbeats.take() {
+            heartbeats.abort();
+        }
+    }
+}
+
 impl Waiters {
     /// Creates the waiters. Their names are sent to `checks` when they need a check.
     pub(super) fn new(server: Arc<dyn Server>, checks: mpsc::UnboundedSender<Vec<Key>>) -> Arc<Self> {
@@ -120,10 +146,6 @@ impl Waiters {
             tasks: Mutex::default(),
             has_listened: AtomicBool::new(false),
         })
-    }
-
-    pub(super) fn subscribe(&self, claim: &Claim) -> WaiterSubscription<()> {
-        self.known.subscribe(claim)
     }
 
     /// Records what a transaction changed for the waiters of this process.
@@ -204,7 +226,6 @@ impl Waiters {
     }
 
     /// Forgets the server's clock.
-    #[cfg(feature = "postgres")]
     pub(in crate::engine::sql) fn forget_clock(&self) {
         *self.clock.lock() = None;
     }
@@ -253,18 +274,6 @@ impl Waiters {
     /// Requests a check of names.
     pub(in crate::engine::sql) fn check(&self, names: Vec<Key>) {
         let _ = self.checks.send(names);
-    }
-
-    /// Ends the tasks.
-    pub(in crate::engine::sql) fn close(&self) {
-        let mut tasks = self.tasks.lock();
-        tasks.is_closed = true;
-        if let Some(listener) = tasks.listener.take() {
-            listener.cancel();
-        }
-        if let Some(heartbeats) = tasks.heartbeats.take() {
-            heartbeats.abort();
-        }
     }
 
     fn run_heartbeats(self: &Arc<Self>) {
@@ -330,7 +339,6 @@ impl Waiters {
     }
 
     /// Whether there are no waiters. If so, forgets the listener, so that the next waiter starts another one.
-    #[cfg(feature = "postgres")]
     pub(in crate::engine::sql) fn forget_listener_if_unused(&self) -> bool {
         let mut tasks = self.tasks.lock();
         let is_unused = self.known.names().is_empty();

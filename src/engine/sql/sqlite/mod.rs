@@ -13,22 +13,29 @@
 //!
 //! No other SQLite library in the same process (better-sqlite3, `node:sqlite`) may open the same file: POSIX drops the
 //! locks of a process on a file when any of its descriptors of that file is closed.
+//!
+//! # Waiters
+//! SQLite sends no messages. A release reads the address of the first waiter in its transaction, and sends a datagram after the commit
+//! (`sql/udp_wakeup.rs`). Containers that share a volume have separate loopback interfaces. So while calls of an engine wait, its writer
+//! also reads `PRAGMA data_version` every 50 ms. If another connection has committed, it reads which of these calls are the first for a
+//! free name (`next_waiters.sql`), and wakes them. It spends at most a tenth of its time on this. Both statements only read: if all waiters
+//! made an attempt after each commit, these attempts would be commits again.
+//!
+//! # Files
+//! `docs/proofs/sqlite-files.md` has the rule for deleted and replaced files.
 
-use std::fmt;
 use std::sync::Arc;
-
-use async_trait::async_trait;
 
 use self::file::File;
 use self::statements::Statements;
 use self::verbs::Verbs;
 use self::writer::Writer;
-use super::calls::{Calls, JobEngine};
+use super::calls::{Place, SqlEngine};
 use super::config::SqliteConfig;
 use super::jobs::{self, BATCH, Limit};
-use crate::engine::{Engine, Result, Subscription};
+use super::udp_wakeup::UdpWakeup;
+use crate::engine::Result;
 use crate::event_loop::Task;
-use crate::model::Claim;
 
 mod error;
 mod file;
@@ -43,18 +50,7 @@ mod writer;
 const NAME: &str = "sqlite";
 
 /// The engine behind `sqlite:` URLs, and the default one.
-pub struct SqliteEngine {
-    verbs: Arc<Verbs>,
-    calls: Calls,
-}
-
-impl fmt::Debug for SqliteEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteEngine")
-            .field("path", &self.address())
-            .finish_non_exhaustive()
-    }
-}
+pub(in crate::engine) type SqliteEngine = SqlEngine<UdpWakeup>;
 
 impl SqliteEngine {
     /// Opens the store. Creates its folder, its file and its tables if they are missing.
@@ -67,38 +63,33 @@ impl SqliteEngine {
     /// Retryable when other processes kept the file busy for the whole store timeout. Not retryable when the path cannot be
     /// written, the file is not a database, or it has tables of the same name with other columns.
     pub async fn connect(config: SqliteConfig) -> Result<Arc<Self>> {
+        let path = config.path().to_owned();
         let statements = Arc::new(Statements::new(&config.table));
         let verbs = Arc::new(Verbs {
             statements: statements.clone(),
             wakeup: Arc::default(),
             prefix: config.key_prefix.clone(),
         });
-        let prefix = verbs.prefix.clone();
         let mut file = File::new(config, statements);
         file.connection().await.map_err(|failure| failure.error("connect"))?;
-        let (place, (jobs, receiver)) = (file.place.clone(), jobs::queue(Limit::claims(BATCH)));
+        let (jobs, receiver) = jobs::queue(Limit::claims(BATCH));
         let writer = Writer {
             file,
             verbs: verbs.clone(),
             version: None,
         };
         let writer = Task::spawn(None, writer.run(receiver));
-        Ok(Arc::new(SqliteEngine {
-            verbs,
-            calls: Calls::new(place, prefix, jobs, writer, Arc::default()),
-        }))
-    }
-}
-
-#[async_trait]
-impl JobEngine for SqliteEngine {
-    fn calls(&self) -> &Calls {
-        &self.calls
-    }
-
-    /// # Behavior
-    /// The owner's next waiting attempt stores the address.
-    async fn subscription(&self, claim: &Claim) -> Box<dyn Subscription> {
-        self.verbs.wakeup.subscribe(&claim.owner).await
+        let place = Place {
+            engine: NAME,
+            address: path.display().to_string(),
+            prefix: verbs.prefix.clone(),
+        };
+        Ok(SqlEngine::new(
+            place,
+            verbs.wakeup.clone(),
+            jobs,
+            writer,
+            Arc::default(),
+        ))
     }
 }

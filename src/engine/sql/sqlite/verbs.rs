@@ -51,14 +51,10 @@ impl Verbs {
         }
     }
 
-    pub(super) async fn try_acquire(&self, call: Call<'_, '_>, claim: &Claim) -> sqlx::Result<Acquired> {
-        let Call {
-            transaction,
-            last,
-            to_wake,
-        } = call;
+    pub(super) async fn try_acquire(&self, mut call: Call<'_, '_>, claim: &Claim) -> sqlx::Result<Acquired> {
         let (names, owner) = (self.names(claim.keys()), claim.owner.as_str());
-        let answers = transaction
+        let answers = call
+            .transaction
             .run(&self.statements.snapshot, false, |q| {
                 q.bind(names.clone()).bind(owner.to_owned())
             })
@@ -69,8 +65,8 @@ impl Verbs {
             Decision::Grant { fence } => {
                 let ttl = claim.ttl.as_millis() as i64;
                 let process = &claim.process;
-                transaction
-                    .run(&self.statements.grant, last, |q| {
+                call.transaction
+                    .run(&self.statements.grant, call.last, |q| {
                         q.bind(names)
                             .bind(owner.to_owned())
                             .bind(fence.0 as i64)
@@ -86,8 +82,8 @@ impl Verbs {
             }
             Decision::AlreadyHeld { fence } => {
                 let expires_at = now + claim.ttl.as_millis() as i64;
-                transaction
-                    .run(&self.statements.grant_again, last, |q| {
+                call.transaction
+                    .run(&self.statements.grant_again, call.last, |q| {
                         q.bind(names).bind(owner.to_owned()).bind(expires_at)
                     })
                     .await?;
@@ -99,42 +95,51 @@ impl Verbs {
                 holds_some,
             } => {
                 if holds_some {
-                    let call = Call {
-                        transaction: &mut *transaction,
-                        last: last && liveness.is_none(),
-                        to_wake,
-                    };
+                    let call = call.part(liveness.is_none());
                     self.release(call, std::slice::from_ref(claim), Duration::ZERO).await?;
                 }
-                let key = claim.keys()[index].clone();
                 if let Some(liveness) = liveness {
-                    // A claim of one name has no reservations.
-                    let (before, all) = match claim.keys() {
-                        [_] => (self.names(&[]), self.names(&[])),
-                        keys => (self.names(&keys[..index]), names),
-                    };
-                    let address = self.wakeup.address(&claim.owner);
-                    let answers = transaction
-                        .run(&self.statements.enqueue, last, |q| {
-                            q.bind(owner.to_owned())
-                                .bind(self.name(&key))
-                                .bind(now)
-                                .bind(now + liveness.as_millis() as i64)
-                                .bind(address.and_then(|address| address.port).map(i64::from))
-                                .bind(address.map(|address| address.id as i64))
-                                .bind(now - EXPIRED_POSITION_KEPT_MS)
-                                .bind(before)
-                                .bind(all)
-                        })
-                        .await?;
-                    read_addresses(&answers, to_wake)?;
+                    self.enqueue(call, claim, index, now, liveness).await?;
                 }
                 Ok(Acquired::Held {
-                    key,
+                    key: claim.keys()[index].clone(),
                     retry_after: Some(retry_after),
                 })
             }
         }
+    }
+
+    /// Enters a claim into the queue of the name at `index`. Milliseconds of the store's clock.
+    async fn enqueue(
+        &self,
+        call: Call<'_, '_>,
+        claim: &Claim,
+        index: usize,
+        now: i64,
+        liveness: Duration,
+    ) -> sqlx::Result<()> {
+        let keys = claim.keys();
+        // A claim of one name has no reservations.
+        let (before, all) = match keys {
+            [_] => (self.names(&[]), self.names(&[])),
+            keys => (self.names(&keys[..index]), self.names(keys)),
+        };
+        let address = self.wakeup.address(&claim.owner);
+        let answers = call
+            .transaction
+            .run(&self.statements.enqueue, call.last, |q| {
+                q.bind(claim.owner.as_str().to_owned())
+                    .bind(self.name(&keys[index]))
+                    .bind(now)
+                    .bind(now + liveness.as_millis() as i64)
+                    .bind(address.and_then(|address| address.port).map(i64::from))
+                    .bind(address.map(|address| address.id as i64))
+                    .bind(now - EXPIRED_POSITION_KEPT_MS)
+                    .bind(before)
+                    .bind(all)
+            })
+            .await?;
+        read_addresses(&answers, call.to_wake)
     }
 
     pub(super) async fn renew(&self, call: Call<'_, '_>, claim: &Claim, ttl: Ttl) -> sqlx::Result<Renewed> {

@@ -1,34 +1,16 @@
-//! Until when the session certainly lasts.
+//! Until when the session certainly lasts. `docs/proofs/zookeeper-session.md` has the proof.
 //!
 //! # Behavior
-//! Only a leader ends a session: `timeout` after it has recorded that the session was alive. Two leaders count.
+//! Only a leader ends a session: `timeout` after it has recorded that the session was alive. A follower that has lost its leader still
+//! answers reads, and a leader without followers answers syncs. So one answer proves nothing, and three do:
 //!
-//! **The leader of this connection.** A follower answers reads from its own memory, and reports the sessions with a recent request in its
-//! answers to the leader's pings, which arrive every half tick. (A session lasts at least two ticks, so half a tick is at most a
-//! quarter of its timeout.) So no answer to one request says what the leader has recorded. Three do, the first two of which are syncs:
+//! - the answer to a sync *j*,
+//! - the answer to a sync *k* that was sent at least 0.3 of the timeout after *j*: the leader has recorded the session after *j* was sent,
+//! - the answer to a commit *m* (a multi) that was sent after the answer to *k*: there was no later leader when *m* was sent.
 //!
-//! - The answer to *j* has arrived: the follower knows that the session was alive.
-//! - *k* went to the leader at least 0.3 of the timeout later, and is answered. On its way back it has passed a ping of the leader that
-//!   was sent after *j*, and whose reply names the session.
-//! - *m* was sent after the answer to *k*, and is answered by the leader: that reply has reached the leader before *m*.
-//!
-//! So this leader does not end the session before *j* was sent + timeout, however long each message was on its way. A server with a
-//! new leader closes its connections, so the three have the same one. The leader itself answers the request that opens or moves a
-//! session, after it has recorded it: that is *j* and *k*.
-//!
-//! **A later leader.** The servers may have elected one that this leader does not know of. A leader that is cut off answers syncs and
-//! reads for up to `syncLimit` + 1 ticks, which may be longer than the session, and moves sessions to other connections. But it cannot
-//! commit. So *m* is a commit: a multi, which the leader checks the session for, and proposes also if it changes nothing. (ZooKeeper 3.6 to
-//! 3.9: `PrepRequestProcessor`, `ProposalRequestProcessor`.) A majority has accepted it after *m* was sent. One of these servers is in
-//! the majority of any later leader, which it has joined after that, and with which all sessions begin again. So no later leader ends the
-//! session before *m* was sent + timeout.
-//!
-//! So one commit is enough, and each multi of the engine is one. The engine sends one that changes nothing only if it needs a later
-//! end ([`Client::lasts`](super::Client::lasts)). The syncs go on all the time, so that *j* was sent at most 0.4 of the timeout and two
-//! round trips before *m*: more than half of the timeout is left for a lease that begins with *m*, if a round trip takes less than
-//! 4 % of the timeout. Otherwise it waits for the next commit.
-//!
-//! 1 % and 2 ms are an allowance for clocks, as in [`Ttl::validity`](crate::model::Ttl::validity).
+//! So the session lasts until *j* was sent + timeout by this leader, and until *m* was sent + timeout by any later one, minus 1 % and 2 ms for
+//! clocks. Syncs are sent all the time, each multi of a call is such a commit, and [`Client::lasts`](super::Client::lasts) sends one that
+//! changes nothing if a later end is needed.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -4,6 +4,9 @@
 //! The requests of all calls share one connection and are answered in order. A request whose caller was dropped is not sent. A
 //! request that was sent when the connection broke fails: its server may have executed it. One that was not sent waits for the
 //! next connection, and fails when no server of the list can be reached.
+//!
+//! Events and the answers to the reads of mirrors are handled on the client's task in their order, on which the mirrors depend. When a
+//! server answers nothing for 1.5 s, the client moves its session to the next one.
 
 mod connection;
 mod evidence;

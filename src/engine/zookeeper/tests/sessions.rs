@@ -95,7 +95,7 @@ async fn a_token_is_read_on_the_connection_of_its_event() {
     let store = &engine.store;
     let held = claim(&["n"], LONG);
     let fence = acquire(&engine, &held).await;
-    let seen = store.look(held.keys(), Some(&held.owner)).await.unwrap();
+    let seen = store.read(held.keys(), Some(&held.owner)).await.unwrap();
     let entry = seen[0].own.as_ref().unwrap();
     let revision = store.revisions.next();
     assert_eq!(store.token(entry, revision).await.unwrap(), Some(fence));

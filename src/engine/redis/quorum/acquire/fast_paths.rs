@@ -11,7 +11,7 @@
 //! ```
 //!
 //! That is a vote for the floor as the fencing token if the name was free, the counter was raised, the floor is close enough to
-//! the node's time, and the vote still existed after that. `docs/quorum.md` explains why it is as good as a vote by the script,
+//! the node's time, and the vote still existed after that. `docs/proofs/quorum.md` shows that it is as good as a vote by the script,
 //! which does all that in one step. In all other cases the script decides: it finds the vote of the plain commands as this
 //! attempt's own. Plain commands are for the first attempt of an owner (a later one may have a vote already), for one name
 //! without metadata that was neither busy nor undecided within the last 2 s, and where the floor is probably close enough.

@@ -1,4 +1,4 @@
-//! A model of the protocol with three nodes, in which every order of events is tried (the stateright crate).
+//! A model of the protocol (`docs/proofs/quorum.md`) with three nodes, in which every order of events is tried (the stateright crate).
 //!
 //! Messages are not in order: each is executed at any time after it was sent, or never (message loss). Time is abstract: an
 //! attempt ends at any moment (it fails, is released, or its validity ends), and from then on each node may remove its key at any

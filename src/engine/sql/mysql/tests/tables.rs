@@ -101,7 +101,7 @@ async fn a_session_with_another_database_uses_the_same_tables() {
     };
     let engine = database.engine().await;
     acquire(&engine, &claim(&["n"])).await;
-    let mut session: MysqlSession = session_of(connection::open(&engine.server).await.unwrap());
+    let mut session: MysqlSession = session_of(connection::open(&engine.waiters.server).await.unwrap());
     let mut packet = Packet::default();
     packet.add("USE information_schema");
     session.run(packet, &mut Vec::new()).await.unwrap();
@@ -245,7 +245,7 @@ async fn locked_rows_are_left_to_a_later_sweep() {
         return;
     };
     let engine = database.engine().await;
-    let mut session = connection::open(&engine.server).await.unwrap();
+    let mut session = connection::open(&engine.waiters.server).await.unwrap();
     database
         .execute("INSERT INTO locks (name, fence, expires_at, since) VALUES ('old', 1, 0, 0)")
         .await;

@@ -145,41 +145,8 @@ impl Target {
             let wrong = || LockError::invalid("PGPORT", rule, format_args!("{text:?}"));
             ports = list(Some(text), "").ok_or_else(wrong)?;
         }
-        // The login of the main URL may be from the environment.
-        let main = main.and_then(|main| main.servers.first());
-        let main = main.map(|server| &server.driver_config);
-        if all.get_user().is_none_or(str::is_empty)
-            && let Some(user) = main.and_then(Config::get_user).or(variable("PGUSER"))
-        {
-            all.user(user);
-        }
-        let password = main
-            .and_then(Config::get_password)
-            .or(variable("PGPASSWORD").map(str::as_bytes));
-        if all.get_password().is_none()
-            && let Some(password) = password
-        {
-            all.password(password);
-        }
-        if all.get_dbname().is_none()
-            && let Some(database) = main.and_then(Config::get_dbname).or(variable("PGDATABASE"))
-        {
-            all.dbname(database);
-        }
-        if all.get_application_name().is_none() {
-            all.application_name("holdfast");
-        }
-        let (mut tls, sources) = tls_files(&options, settings);
-        let (mode, verified) = ssl_mode(&options, settings)?;
-        if mode == SslMode::Disable {
-            tls = TlsFiles::default();
-        } else {
-            Pem::read(&tls).map_err(|wrong| {
-                let source = sources.iter().find(|(setting, _)| *setting == wrong.setting);
-                let setting = source.map_or(wrong.setting, |(_, source)| *source);
-                WrongFile { setting, ..wrong }
-            })?;
-        }
+        set_login(&mut all, main, settings);
+        let (tls, verified, mode) = tls_of(&options, settings)?;
         Ok(Target {
             servers: servers(&named, &addresses, &ports, &all, mode).map_err(|got| invalid(got.into()))?,
             tls,
@@ -187,6 +154,51 @@ impl Target {
             is_pooled,
         })
     }
+}
+
+/// Sets the login and the database that the URL does not have: those of the main URL, which may be from the environment, or of the
+/// environment.
+fn set_login(all: &mut Config, main: Option<&Target>, settings: &Settings) {
+    let variable = |name: &str| variable(settings, name);
+    let main = main.and_then(|main| main.servers.first());
+    let main = main.map(|server| &server.driver_config);
+    if all.get_user().is_none_or(str::is_empty)
+        && let Some(user) = main.and_then(Config::get_user).or(variable("PGUSER"))
+    {
+        all.user(user);
+    }
+    let password = main
+        .and_then(Config::get_password)
+        .or(variable("PGPASSWORD").map(str::as_bytes));
+    if all.get_password().is_none()
+        && let Some(password) = password
+    {
+        all.password(password);
+    }
+    if all.get_dbname().is_none()
+        && let Some(database) = main.and_then(Config::get_dbname).or(variable("PGDATABASE"))
+    {
+        all.dbname(database);
+    }
+    if all.get_application_name().is_none() {
+        all.application_name("holdfast");
+    }
+}
+
+/// Returns the settings of TLS: files, what is verified, and the mode for the driver.
+fn tls_of(options: &Options, settings: &Settings) -> Result<(TlsFiles, Verified, SslMode), LockError> {
+    let (mut tls, sources) = tls_files(options, settings);
+    let (mode, verified) = ssl_mode(options, settings)?;
+    if mode == SslMode::Disable {
+        tls = TlsFiles::default();
+    } else {
+        Pem::read(&tls).map_err(|wrong| {
+            let source = sources.iter().find(|(setting, _)| *setting == wrong.setting);
+            let setting = source.map_or(wrong.setting, |(_, source)| *source);
+            WrongFile { setting, ..wrong }
+        })?;
+    }
+    Ok((tls, verified, mode))
 }
 
 /// Returns a variable of the environment that is set and not empty.

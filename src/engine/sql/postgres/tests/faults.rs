@@ -313,7 +313,7 @@ async fn a_serialization_failure_does_not_fail_the_call() {
         let first = claim(&["n"]);
         acquire(&engine, &first).await;
         release(&engine, &first).await;
-        let mut session = open_first(&engine.server).await.unwrap();
+        let mut session = open_first(&engine.waiters.server).await.unwrap();
         let (alone, ours) = ([claim(&["n"])], claim(&["n"]));
         for is_alone in [true, false] {
             database.execute("BEGIN; UPDATE locks SET pid = pid + 1").await;
@@ -352,7 +352,7 @@ async fn a_dropped_attempt_is_never_executed_later() {
     assert!(dropped.is_err(), "the table is locked");
     let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
     assert!(
-        (1..=engine.server.statement_limit().claims).contains(&sent.len()),
+        (1..=engine.waiters.server.statement_limit().claims).contains(&sent.len()),
         "{} were sent",
         sent.len()
     );

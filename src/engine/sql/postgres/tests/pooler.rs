@@ -87,7 +87,7 @@ async fn waiters_poll_if_listen_url_receives_nothing() {
         let mut seen = Vec::new();
         for _ in 0..30 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            seen.push(engine.server.is_notified());
+            seen.push(engine.waiters.server.is_notified());
         }
         assert_eq!(seen.last(), Some(&is_notified), "{seen:?}");
         assert!(!is_notified || seen.iter().all(|one| *one), "{seen:?}");

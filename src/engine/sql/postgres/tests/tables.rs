@@ -195,7 +195,7 @@ async fn an_old_snapshot_is_named_in_a_warning() {
     };
     let engine = database.engine().await;
     acquire(&engine, &claim(&["n"])).await;
-    let mut session = connection::open(&engine.server).await.unwrap();
+    let mut session = connection::open(&engine.waiters.server).await.unwrap();
     // Each block with a handler has a transaction id of its own.
     let many_versions = "DO $$ BEGIN FOR i IN 1..1200 LOOP \
          BEGIN FOR j IN 1..10 LOOP UPDATE locks SET pid = j; END LOOP; EXCEPTION WHEN division_by_zero THEN NULL; END; \

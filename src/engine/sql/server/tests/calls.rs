@@ -383,7 +383,7 @@ pub(in crate::engine::sql) async fn a_burst_for_a_locked_row_delays_other_calls_
     let engine = database.engine().await;
     lock_row(database, &engine, "locked").await;
     let (mut locked, mut others) = (Vec::new(), Vec::new());
-    for index in 0..engine.server.statement_limit().claims * 10 {
+    for index in 0..engine.waiters.server.statement_limit().claims * 10 {
         locked.push(attempting(&engine, &claim(&["locked"])));
         others.push(attempting(&engine, &claim(&[&format!("n{index}")])));
     }

@@ -59,7 +59,7 @@ pub(in crate::engine::sql) async fn each_connection_is_opened_again_when_it_ends
     acquire(&ours, &held).await;
     // Opens the other connections.
     busy(&ours, &waiting(&["held"])).await;
-    let needed = 1 + usize::from(ours.server.is_notified());
+    let needed = 1 + usize::from(ours.waiters.server.is_notified());
     let of_ours = async |database: &mut D| {
         let mut all = database.connections().await;
         all.retain(|one| !of_theirs.contains(one));
@@ -208,7 +208,10 @@ pub(in crate::engine::sql) async fn idle_connections_are_closed<D: TestDatabase>
 
 /// Returns a pool of its own for the server of an engine.
 async fn pool_of(engine: &ServerEngine) -> Arc<Pool> {
-    Pool::new(engine.server.clone(), open(&engine.server).await.unwrap())
+    Pool::new(
+        engine.waiters.server.clone(),
+        open(&engine.waiters.server).await.unwrap(),
+    )
 }
 
 /// A network path drops the packets of all connections, after a packet that took long.
@@ -222,7 +225,7 @@ pub(in crate::engine::sql) async fn silent_connections_delay_no_new_one<D: TestD
         let engine = database.open_with(&proxy.url, &settings).await;
         let pool = pool_of(&engine).await;
         let mut checkouts = Vec::new();
-        for _ in 0..engine.server.most_for_calls() {
+        for _ in 0..engine.waiters.server.most_for_calls() {
             checkouts.push(pool.checkout().await.unwrap());
         }
         let mut used = checkouts.remove(0);
@@ -253,7 +256,7 @@ pub(in crate::engine::sql) async fn a_connection_with_a_late_answer_is_used_whil
 ) {
     for is_full in [false, true] {
         let proxy = Proxy::delayed(database.url(), Duration::from_millis(300)).await;
-        let needed = 2 + u32::from(database.engine().await.server.is_notified());
+        let needed = 2 + u32::from(database.engine().await.waiters.server.is_notified());
         let settings = Settings {
             max_connections: is_full.then_some(needed),
             ..Settings::default()

@@ -18,6 +18,7 @@ pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
 use super::{ServerEngine, Session};
+pub(in crate::engine::sql) use crate::engine::sql::calls::Wakeup;
 use crate::engine::{Acquired, Engine, Released, Settings, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
@@ -106,7 +107,7 @@ pub(in crate::engine::sql) trait TestDatabase {
 /// Returns the server of an engine as that of its dialect.
 #[cfg(feature = "postgres")]
 pub(in crate::engine::sql) fn server_of<S: super::Server>(engine: &ServerEngine) -> Arc<S> {
-    let server: Arc<dyn Any + Send + Sync> = engine.server.clone();
+    let server: Arc<dyn Any + Send + Sync> = engine.waiters.server.clone();
     server.downcast().unwrap()
 }
 

@@ -18,7 +18,7 @@ pub(in crate::engine::sql) async fn a_check_counts_the_waiters_ahead<D: TestData
         subscriptions.push(engine.subscribe(waiter, &key("n")).await.unwrap());
         busy(engine, waiter).await;
     }
-    let mut session = open(&ours.server).await.unwrap();
+    let mut session = open(&ours.waiters.server).await.unwrap();
     let mut ages = Vec::new();
     for (engine, ahead) in [(ours, 2), (theirs, 0)] {
         let process = &engine.waiters.process;
@@ -158,7 +158,7 @@ pub(in crate::engine::sql) async fn waiters_behind_others_poll_rarely<D: TestDat
         let (engine, waiter) = (database.open(&url).await, waiting(&["n"]));
         let subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
         busy(&engine, &waiter).await;
-        assert!(!engine.server.is_notified());
+        assert!(!engine.waiters.server.is_notified());
         waiters.push((engine, subscription));
     }
     // They poll more often while a lease is young.

@@ -27,7 +27,7 @@ pub(in crate::engine::sql) async fn a_transaction_reads_only_rows_that_it_has_lo
     let engine = database.engine().await;
     let (appears, waited_for) = (b"n".to_vec(), b"z".to_vec());
     insert(database, [("z".to_owned(), 0, 0)]).await;
-    let mut session = open(&engine.server).await.unwrap();
+    let mut session = open(&engine.waiters.server).await.unwrap();
     let mut plan = Plan::default();
     plan.names.insert(appears.clone(), false);
     plan.names.insert(waited_for.clone(), true);
@@ -53,7 +53,7 @@ pub(in crate::engine::sql) async fn a_transaction_reads_only_rows_that_it_has_lo
 /// The last token of a name is far ahead of the clock. Each statement that grants a name has its own formula.
 pub(in crate::engine::sql) async fn fencing_tokens_grow_when_the_clock_steps_back<D: TestDatabase>(database: &mut D) {
     let engine = database.engine().await;
-    let mut session = open(&engine.server).await.unwrap();
+    let mut session = open(&engine.waiters.server).await.unwrap();
     let mut last: HashMap<&str, u64> = HashMap::new();
     let mut grows = |how: &str, name: &'static str, fence: u64| {
         let before = last.insert(name, fence).unwrap_or_default();
@@ -130,7 +130,7 @@ pub(in crate::engine::sql) async fn a_sweep_removes_old_rows_of_free_names<D: Te
     insert(database, [("queued".to_owned(), 1, HOURS)]).await;
     insert_position(database, "queued", 30).await;
     insert_position(database, "expired", 100).await;
-    let mut session = open(&engine.server).await.unwrap();
+    let mut session = open(&engine.waiters.server).await.unwrap();
     let (last, with_expired) = (None, vec![b"expired".to_vec()]);
     assert_eq!(session.sweep(b"").await.unwrap(), Swept { last, with_expired });
     assert_eq!(count(database, "1 = 1").await, 3);
@@ -151,7 +151,7 @@ pub(in crate::engine::sql) async fn a_sweep_reads_each_row_once<D: TestDatabase>
     // Released now, and behind them, long ago.
     insert(database, (0..2200).map(|index| (format!("a{index:04}"), 0, 0))).await;
     insert(database, (0..100).map(|index| (format!("b{index}"), 0, HOURS))).await;
-    let mut session = open(&engine.server).await.unwrap();
+    let mut session = open(&engine.waiters.server).await.unwrap();
     let mut last = Vec::new();
     for expected in [Some("a0999"), Some("a1999"), None] {
         let next = session.sweep(&last).await.unwrap().last;
@@ -170,7 +170,7 @@ pub(in crate::engine::sql) async fn a_page_of_a_list_reads_a_limited_number_of_r
     let listed = engine.list("", PAGE).await.unwrap();
     assert_eq!(listed.iter().map(|lock| &lock.name[..]).collect::<Vec<_>>(), ["b", "c"]);
 
-    let mut session = open(&engine.server).await.unwrap();
+    let mut session = open(&engine.waiters.server).await.unwrap();
     let mut page = Some(Page::first("", ""));
     for expected in [&[][..], &["b", "c"]] {
         let (reply, answer) = Reply::new();
@@ -190,7 +190,7 @@ pub(in crate::engine::sql) async fn one_process_sweeps_in_each_interval<D: TestD
     let engines = [database.engine().await, database.engine().await];
     let mut sessions = Vec::new();
     for engine in &engines {
-        sessions.push(open(&engine.server).await.unwrap());
+        sessions.push(open(&engine.waiters.server).await.unwrap());
     }
     // Never swept, swept long ago, and before the clock was set back.
     for due in [None, Some(D::ago(1)), Some(D::after(3_600_000))] {

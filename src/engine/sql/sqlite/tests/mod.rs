@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::engine::contract::PAGE;
-use crate::engine::{Acquired, Released, Renewed, Settings, SharedEngine};
-use crate::model::{Key, OwnerToken, Process, Ttl};
+use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
+use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
 mod bursts;
 mod files;

@@ -1,8 +1,8 @@
 // The hand-off is the grant: the waiter's function starts when the message arrives, and the lease is extended afterwards.
 import assert from 'node:assert/strict'
 import { hostname } from 'node:os'
-import { proxySuite } from './proxy.mjs'
-import { rejects, sleep, until, waiting } from './tools.mjs'
+import { proxySuite } from '../proxy.mjs'
+import { rejects, sleep, until, waiting } from '../tools.mjs'
 
 /** A hand-off lasts as long as the last heartbeat of its process counts, at most, less the allowance for clocks. */
 const SHORT_MS = 4500
@@ -10,12 +10,12 @@ const SHORT_MS = 4500
 /**
  * Waits for 'n' through the proxy, and returns what happens to the call.
  *
- * @param {import('../index.js').LockService} locks
- * @param {import('../index.js').AcquireOptions} [options]
+ * @param {import('../../index.js').LockService} locks
+ * @param {import('../../index.js').AcquireOptions} [options]
  */
 function waitFor(locks, options) {
   const state = {
-    lock: /** @type {import('../index.js').Lock | undefined} */ (undefined),
+    lock: /** @type {import('../../index.js').Lock | undefined} */ (undefined),
     remainingMs: 0,
     end: () => {},
   }

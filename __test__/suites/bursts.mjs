@@ -1,9 +1,9 @@
 // Thousands of calls at once on a store: each call is granted or rejects within its limit, and nothing is left in the store.
 import assert from 'node:assert/strict'
-import { start } from './children/start.mjs'
-import { leftovers } from './leftovers.mjs'
-import { suite } from './stores.mjs'
-import { until } from './tools.mjs'
+import { start } from '../children/start.mjs'
+import { leftovers } from '../leftovers.mjs'
+import { suite } from '../stores.mjs'
+import { until } from '../tools.mjs'
 
 /** The fraction of the full size. The soak has bursts of the full size. */
 const SCALE = Number(process.env.HOLDFAST_BURST_SCALE ?? 0.2)

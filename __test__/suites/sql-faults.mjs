@@ -1,11 +1,10 @@
-// Faults of an SQL server that every dialect has: it stalls, its tables are locked, it is killed under load, and it ends connections.
+// Faults of an SQL server that every dialect has: it stalls, its tables are locked, it is killed, it ends connections, and it has limits.
 import assert from 'node:assert/strict'
-import { copyFileSync, readFileSync, writeFileSync } from 'node:fs'
 import { after, before, describe, it } from 'node:test'
-import { LockService } from '../index.js'
-import { SLACK_MS, startProxy } from './proxy.mjs'
-import { canStartServer } from './stores.mjs'
-import { later, rejects, rejection, sleep, until, waiting } from './tools.mjs'
+import { LockService } from '../../index.js'
+import { SLACK_MS, startProxy } from '../proxy.mjs'
+import { canStartServer } from '../stores.mjs'
+import { later, rejects, rejection, sleep, until, waiting } from '../tools.mjs'
 
 const STORE_TIMEOUT_MS = 1500
 
@@ -55,7 +54,7 @@ export const grantAfter = async (counts, at) => {
  *
  * @param {LockService} locks
  */
-export async function shareOneConnection(locks) {
+async function shareOneConnection(locks) {
   const leases = await Promise.all([0, 1, 2].map((number) => locks.acquire(`held:${number}`, { ttlMs: 30_000 })))
   // Longer than the store timeout, so that a call that never gets the connection is rejected within the test.
   const end = performance.now() + 8000
@@ -77,50 +76,13 @@ export async function shareOneConnection(locks) {
 }
 
 /**
- * Replaces the authority of a service by another one and back, as while certificates are exchanged, and checks that calls can be repeated.
+ * Declares the suite, then calls `cases` with the helpers for the cases of this dialect. `driver`: see `drivers/postgres.mjs`.
  *
- * @param {LockService} locks with the authority in `path`
- * @param {{ path: string, other: string, endConnections: () => Promise<unknown> }} files
+ * @param {any} driver
+ * @param {(suite: any) => void} cases
  */
-export async function exchangeAuthority(locks, { path, other, endConnections }) {
-  const authority = readFileSync(path)
-  copyFileSync(other, path)
-  await endConnections()
-  await until('a new connection does not trust the server', async () => {
-    const error = await locks.tryAcquire('n').then(
-      (lock) => void lock?.release(),
-      (error) => error,
-    )
-    if (error) assert.equal(error.retryable, true, error.message)
-    return /authority that is not trusted/.test(error?.message)
-  })
-  writeFileSync(path, authority)
-  const lock = await until('a lock', () => locks.tryAcquire('n').catch(() => null))
-  assert.equal(await lock.release(), true)
-  await locks.close()
-}
-
-/**
- * Declares the cases of all dialects, then calls `cases` with the helpers for the cases of this dialect.
- *
- * @param {string} kind
- * @param {{
- *   locate: () => Promise<unknown>,
- *   start: () => Promise<any>,
- *   connected: (url: string, body: (query: (text: string) => Promise<any[]>) => Promise<void>) => Promise<void>,
- *   lockTables: string,
- *   unlockTables: string,
- *   dropTables: string,
- *   waitingStatements: string,
- *   terminate: (query: (text: string) => Promise<any[]>) => Promise<unknown>,
- *   cases: (suite: any) => void,
- * }} dialect
- */
-export function faults(
-  kind,
-  { locate, start, connected, lockTables, unlockTables, dropTables, waitingStatements, terminate, cases },
-) {
-  describe(`${kind}: faults of the server`, { concurrency: 1 }, () => {
+export function sqlFaults(driver, cases) {
+  describe(`${driver.kind}: faults of the server`, { concurrency: 1 }, () => {
     /** @type {any} */
     let server
     let isUnable = true
@@ -131,17 +93,15 @@ export function faults(
       return service
     }
     const closeAll = () => Promise.all(services.splice(0).map((service) => service.close()))
-    const withQuery = (body, url = server.url) => connected(url, body)
-    const query = async (text, url = server.url) => {
-      let rows
-      await connected(url, async (query) => void (rows = await query(text)))
-      return rows
-    }
+    const withQuery = (body) => driver.connected(server.url, body)
+    const query = (...texts) => driver.query(server, ...texts)
+    const userWith = (limits) => driver.userWith(server, limits)
 
     const skipped = []
     before(async () => {
-      if (!(await canStartServer({ skip: (reason) => skipped.push(reason) }, kind, locate))) return
-      server = await start()
+      const can = { skip: (reason) => skipped.push(reason) }
+      if (!(await canStartServer(can, driver.kind, driver.locate))) return
+      server = await driver.start()
       // Creates the tables, for users without that privilege.
       await (await LockService.connect(server.url)).close()
       isUnable = false
@@ -171,11 +131,11 @@ export function faults(
           resolve(warning)
         })
       })
-      const locks = await connect({ table: 'dropped' })
+      const locks = await connect({ table: 'dropped', storeTimeoutMs: 10_000 })
       const lock = await locks.acquire('n', { ttlMs: 1500 })
       const waiting = later(locks.acquire('n', { waitMs: 30_000 }))
       await until('it waits', async () => (await locks.inspect('n'))?.waiting === 1)
-      await query(dropTables)
+      await query(driver.dropTables)
       await until('the lease is lost', () => lock.signal.aborted)
       assert.equal(lock.signal.reason.code, 'LOCK_LOST')
       assert.equal((await warned).code, 'HOLDFAST_STORE')
@@ -214,7 +174,7 @@ export function faults(
       const locks = await connect()
       const held = await locks.acquire('held', { ttlMs: 20_000 })
       await withQuery(async (run) => {
-        await run(lockTables)
+        await run(driver.lockTables)
         const calls = [
           locks.tryAcquire('free'),
           locks.acquire(['two', 'names']),
@@ -225,8 +185,8 @@ export function faults(
           assert.equal(error.retryable, true)
         }
         // A renewal may be waiting.
-        await until('few statements wait', async () => (await query(waitingStatements)).length <= 2)
-        await run(unlockTables)
+        await until('few statements wait', async () => (await query(driver.waitingStatements)).length <= 2)
+        await run(driver.unlockTables)
       })
       assert.equal(await locks.using('free', (lock) => lock.isHeld), true)
       assert.equal(held.isHeld, true)
@@ -255,7 +215,7 @@ export function faults(
       const held = await locks[0].acquire('held', { ttlMs: 6000 })
       const { counts, end } = load(locks)
       for (let round = 0; round < 20; round++) {
-        await withQuery(terminate)
+        await withQuery(driver.terminate)
         await sleep(150)
       }
       await grantAfter(counts, performance.now())
@@ -289,6 +249,62 @@ export function faults(
       }
     })
 
-    cases({ connect, query, withQuery, test, url: () => server.url })
+    for (const { title, begin, end, error: expected, ...limits } of driver.fullServers) {
+      test(`${title}: connect rejects with a retryable error, and calls use the open connection`, async () => {
+        const address = await userWith(limits)
+        const locks = await connect({}, address)
+        assert.equal(await locks.using('one', (lock) => lock.isHeld), true)
+        const clients = []
+        if (begin) await query(begin)
+        try {
+          for (let isFull = false; !isFull;) {
+            await driver.open(address).then(
+              (client) => clients.push(client),
+              () => (isFull = true),
+            )
+          }
+          const error = await rejects(connect({}, address), 'LOCK_STORE', { retryable: true })
+          assert.match(error.message, expected)
+          assert.equal(await locks.using(['two', 'names'], (lock) => lock.isHeld), true, 'the first connection works')
+          assert.equal(await locks.using('one', (lock) => lock.isHeld), true, 'the first connection works')
+        } finally {
+          await Promise.all(clients.map((client) => client.end()))
+          if (end) await query(end)
+        }
+        const another = await until('another connection', () => connect({}, address).catch(() => null))
+        assert.equal(await another.using('one', (lock) => lock.isHeld), true)
+      })
+    }
+
+    test('a user that may open one connection: concurrent calls succeed', async () => {
+      const address = await userWith({ limits: driver.oneConnection })
+      await shareOneConnection(await connect({ storeTimeoutMs: 5000 }, address))
+    })
+
+    test('a limit for the time of a statement', async () => {
+      const locks = await connect({}, await userWith(driver.shortStatements))
+      await withQuery(async (run) => {
+        await run(driver.lockTables)
+        for (const names of ['one', ['two', 'names']]) {
+          const error = await rejects(locks.acquire(names, { waitMs: 0 }), 'LOCK_STORE', { retryable: true })
+          assert.match(error.message, driver.errors.statementTimeout)
+        }
+        await run(driver.unlockTables)
+      })
+      assert.equal(await locks.using(['two', 'names'], (lock) => lock.isHeld), true)
+    })
+
+    test('settings for new sessions', async () => {
+      for (const { what, begin } of driver.settings) {
+        const { url, end: reset } = await begin(server)
+        const locks = [await connect({}, url), await connect({}, url)]
+        const { counts, end } = load(locks)
+        await until(`grants with ${what}`, () => counts.granted > 30, 20_000)
+        await end()
+        await reset()
+      }
+    })
+
+    cases({ connect, query, withQuery, test })
   })
 }

@@ -1,9 +1,9 @@
 // The queue of a store between processes: the order of waiters, and waiters that are aborted, suspended or killed.
 import assert from 'node:assert/strict'
 import { Worker } from 'node:worker_threads'
-import { WaiterProcesses, labels, suspend } from './waiter-processes.mjs'
-import { KINDS, suite } from './stores.mjs'
-import { block, rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
+import { WaiterProcesses, labels, suspend } from '../waiter-processes.mjs'
+import { KINDS, suite } from '../stores.mjs'
+import { block, rejects, sleep, SOON_MS, until, waiting } from '../tools.mjs'
 
 /**
  * The longest time for which the waiters of a dead or suspended process may delay the others, plus slack: from its last heartbeat until
@@ -91,7 +91,7 @@ export function queue(kind) {
       const task = JSON.stringify({ url: store.target, options: store.options })
       const threads = Array.from(
         { length: 3 },
-        () => new Worker(new URL('children/waiter-thread.mjs', import.meta.url), { argv: [task] }),
+        () => new Worker(new URL('../children/waiter-thread.mjs', import.meta.url), { argv: [task] }),
       )
       t.after(() => Promise.all(threads.map((thread) => thread.terminate())))
       /** @type {[{ label: number, fence: string }[], Worker[]]} */

@@ -1,0 +1,40 @@
+// Connections that are silent, while new ones work.
+import assert from 'node:assert/strict'
+import { describe } from 'node:test'
+import { SERVER_KINDS, proxySuite } from './proxy.mjs'
+import { sleep, waiting } from './tools.mjs'
+
+/** On these a waiter notices the silence after `storeTimeoutMs`, and on a standalone MongoDB it rejects then. */
+const LATE = ['redis', 'redis-tls', 'mongodb']
+
+describe('silent connections', { concurrency: 4 }, () => {
+  for (const kind of SERVER_KINDS) {
+    proxySuite(kind, 'silent connections', {}, (test) => {
+      test('a lease outlasts them, although it is shorter than storeTimeoutMs', async ({ proxy, ...fixture }) => {
+        const locks = await fixture.warm({ storeTimeoutMs: 20_000 })
+        const lock = await locks.acquire('n', { ttlMs: 6000 })
+        proxy.blackhole()
+        await sleep(9000)
+        assert.equal(lock.isHeld, true)
+        assert.equal(await lock.release(), true)
+      })
+
+      if (LATE.includes(kind)) return
+      test('a waiter is served, although the name was released while its connections were silent', async ({
+        proxy,
+        direct,
+        ...fixture
+      }) => {
+        const locks = await fixture.warm({ storeTimeoutMs: 20_000 })
+        const held = await direct.acquire('n', { ttlMs: 60_000 })
+        const waiter = locks.acquire('n', { waitMs: 60_000, ttlMs: 60_000 })
+        await waiting(locks, 1)
+        await sleep(500)
+        proxy.blackhole()
+        assert.equal(await held.release(), true)
+        const lock = await waiter
+        assert.equal(await lock.release(), true)
+      })
+    })
+  }
+})
