@@ -31,8 +31,8 @@ const LONG = [
   'etcd-failover',
   'zookeeper-failover',
 ]
-/** The other specs wait most of the time: five of them leave some time of two cores. */
-const CONCURRENCY = 5
+/** The other specs wait most of the time: four of them leave some time of two cores. */
+const CONCURRENCY = 4
 /** A process that does not end within this time is a failure. */
 const TIMEOUT_MS = 600_000
 

@@ -26,7 +26,12 @@ export const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysq
 /** Returns the features of the Rust tests: the stores, and the boundary to JavaScript. @param {string[]} stores */
 export const featuresOf = (stores) => (stores === STORES ? 'default' : [...stores, 'node'].join())
 
-/** Builds and runs the Rust tests of these stores. The environment is that of this process. Resolves to the counts of each part. */
+/**
+ * Builds and runs the Rust tests of these stores. The environment is that of this process. Resolves to the counts of each part; those of the
+ * models may be a promise, because they end later.
+ *
+ * @returns {Promise<(ReturnType<typeof rustCounts> | Promise<ReturnType<typeof rustCounts>>)[]>}
+ */
 export async function rustTests(stores = STORES) {
   // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
   // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
@@ -40,10 +45,9 @@ export async function rustTests(stores = STORES) {
     const runs = [...args, '--', '--show-output', ...selected]
     return rustCounts(await run('cargo', runs, { RUST_BACKTRACE: '0' }, leaveOutSuccesses(), isBackground))
   }
-  return Promise.all([
-    step('Rust tests of models', () => part(true, MODELS)),
-    step('Rust tests', () => part(false, '--skip', MODELS, `--test-threads=${RUST_THREADS}`)),
-  ])
+  const ofModels = part(true, MODELS)
+  const others = step('Rust tests', () => part(false, '--skip', MODELS, `--test-threads=${RUST_THREADS}`))
+  return [await others, ofModels]
 }
 
 /** Returns the counts of a run with `--show-output`. @param {{ code: number | null, output: string }} run */

@@ -29,7 +29,7 @@ export async function test({ build = true, stores = STORES } = {}) {
   // The Rust and the Node tests are processes that inherit this environment.
   Object.assign(process.env, servers.env)
   try {
-    const results = [...(await rustTests(stores)), ...(await nodeTests(stores))]
+    const results = await Promise.all([...(await rustTests(stores)), ...(await nodeTests(stores))])
     const skipped = results.flatMap((result) => result.skipped)
     /** @param {'passed' | 'failed'} field */
     const total = (field) => results.reduce((count, result) => count + result[field], 0)

@@ -2,7 +2,7 @@
 
 use super::{Job, Receiver, SHARE};
 
-/// How many calls a statement takes at least, if that many wait, but at most half of its limit. Fewer are not worth a round trip and a commit.
+/// How many calls a statement takes at least, if that many wait. Fewer are not worth a round trip and a commit.
 const LEAST: usize = 64;
 
 impl Receiver {
@@ -80,7 +80,7 @@ impl Receiver {
         let waiting = usize::from(is_first_counted) + self.releases.len() + self.reads.len() + self.waiting.len();
         let is_executed = |part: &usize| !parts[*part];
         let executed: usize = (0..3).filter(is_executed).map(|part| self.counted_in_batch[part]).sum();
-        let calls = (waiting + executed).div_ceil(2).max(LEAST.min(self.limit.claims / 2));
+        let calls = (waiting + executed).div_ceil(2).max(LEAST);
         let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
             let before = batch.len();
