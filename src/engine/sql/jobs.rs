@@ -136,6 +136,19 @@ impl Job {
         }
     }
 
+    pub(super) fn is_attempt(&self) -> bool {
+        matches!(self, Job::Acquire(..))
+    }
+
+    /// Whether the job has several claims. If it fails, its caller sends each claim as its own job.
+    pub(super) fn is_divisible(&self) -> bool {
+        match self {
+            Job::Acquire(claims, ..) => claims.len() > 1,
+            Job::Release(claims, ..) => claims.len() > 1,
+            _ => false,
+        }
+    }
+
     /// Returns the names that it may change.
     pub(super) fn keys(&self) -> Vec<&Key> {
         match self {

@@ -39,10 +39,10 @@ pub(super) struct ForwardedOwners(Mutex<HashMap<OwnerToken, Weak<StartState>>>);
 impl ForwardedOwners {
     fn add(&self, claims: &[Arc<Claim>], attempt: &Arc<StartState>) {
         let mut attempts = self.0.lock();
-        if attempts.len() == attempts.capacity() {
+        if attempts.len() + claims.len() > attempts.capacity() {
             attempts.retain(|_, attempt| attempt.strong_count() > 0);
-            let left = attempts.len();
-            attempts.reserve(left);
+            let most = attempts.len() + claims.len();
+            attempts.reserve(most);
         }
         // Of several attempts of an owner the last one is executed last.
         attempts.extend(
@@ -356,16 +356,16 @@ impl Shared {
 
     /// Answers the jobs of a statement. Those without an answer go to the transactions.
     fn finish(&self, jobs: Vec<Job>, outcome: &Outcome<()>) {
-        // A transaction reads committed rows, and executes each job alone if a locked row or one of them is the cause.
+        // A transaction reads committed rows, and is divided if a locked row or one of the jobs is the cause.
         let kind = outcome.as_ref().err().map(Failure::kind);
         let is_final = kind.is_some_and(|kind| !kind.is_left_to_transactions());
+        if kind == Some(Kind::Locked) {
+            self.locked.found();
+        }
         for job in jobs {
             if job.is_answered() || is_final {
                 job.answer(outcome.as_ref().err());
             } else {
-                if let Some(Kind::Locked | Kind::Cancelled) = kind {
-                    self.locked.record(self.prefix.names(&job), true);
-                }
                 self.forward(job);
             }
         }

@@ -1,8 +1,9 @@
 //! The task that executes calls as transactions (`transaction.rs`), several in one. `sql/jobs.rs` has their order.
 //!
-//! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). Its calls are then executed alone: each in a transaction
-//! of its own, which waits only briefly for a lock. A call that still finds one fails with a retryable error, and the service repeats it. Until a
-//! call for its names succeeds, later calls for them are executed alone at once, so that the others do not wait for the same lock again.
+//! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). Its calls are then divided: into attempts and others,
+//! then into halves, with transactions that wait only briefly for a lock. The others go first. A call that still finds a lock when it is alone
+//! fails with a retryable error, and the service repeats it. Until a call for its name succeeds, later calls for the name do not share a
+//! transaction with the others, so that these do not wait for the same lock again.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -14,17 +15,17 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Outcome;
 use super::pool::Pool;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
+use super::{LOCK_WAIT, Outcome};
 use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::jobs::{Job, Receiver};
 use crate::event_loop::unless_it_panics;
 
-/// How long the calls of a batch that are executed alone wait for locks together. After that the remaining ones fail.
-const ALONE_LOCK_WAIT: Duration = Duration::from_millis(500);
+/// How long the parts of a batch wait for locks together. Once a locked row is found, the remaining calls fail after this time.
+const BRIEF_WAITS: Duration = Duration::from_millis(300);
 
 /// The connections, and what the calls need.
 pub(super) struct Worker {
@@ -37,29 +38,55 @@ pub(super) struct Worker {
 
 /// The names whose rows another transaction may have locked. Single statements leave attempts for these names to the transactions.
 #[derive(Default)]
-pub(super) struct LockedNames(Mutex<HashSet<StoredName>>);
+pub(super) struct LockedNames {
+    names: Mutex<HashSet<StoredName>>,
+    /// When a statement of several calls last found a locked row.
+    found_at: Mutex<Option<Instant>>,
+}
 
 impl LockedNames {
     /// The most names. Beyond them all are forgotten: those for which this process makes no more calls would stay.
     const MOST: usize = 1024;
 
     pub(super) fn has_one_of(&self, mut names: impl Iterator<Item = StoredName>) -> bool {
-        let locked = self.0.lock();
+        let locked = self.names.lock();
         !locked.is_empty() && names.any(|name| locked.contains(&name))
     }
 
-    pub(super) fn record(&self, names: impl IntoIterator<Item = StoredName>, are_locked: bool) {
-        let mut locked = self.0.lock();
-        if are_locked && locked.len() >= Self::MOST {
+    /// Records that a statement has waited for a locked row. The calls that it leaves to the transactions have waited long enough.
+    pub(super) fn found(&self) {
+        *self.found_at.lock() = Some(Instant::now());
+    }
+
+    fn were_just_found(&self) -> bool {
+        self.found_at.lock().is_some_and(|at| at.elapsed() < LOCK_WAIT)
+    }
+
+    fn add(&self, names: impl Iterator<Item = StoredName>) {
+        let mut locked = self.names.lock();
+        if locked.len() >= Self::MOST {
             locked.clear();
         }
-        for name in names {
-            match are_locked {
-                true => _ = locked.insert(name),
-                false => _ = locked.remove(&name),
-            }
+        locked.extend(names);
+    }
+
+    fn remove(&self, names: impl Iterator<Item = StoredName>) {
+        let mut locked = self.names.lock();
+        if !locked.is_empty() {
+            names.for_each(|name| _ = locked.remove(&name));
         }
     }
+}
+
+/// Divides the jobs of a transaction that failed: into attempts and others, or into halves. The first part is executed last.
+fn divided(mut batch: Vec<Job>) -> [Vec<Job>; 2] {
+    let mut last: Vec<Job> = batch.extract_if(.., |job| job.is_attempt()).collect();
+    if batch.is_empty() {
+        batch = last.drain(..last.len() / 2).collect();
+    } else if last.is_empty() {
+        last = batch.split_off(batch.len() / 2);
+    }
+    [last, batch]
 }
 
 impl Worker {
@@ -79,69 +106,92 @@ impl Worker {
         }
     }
 
-    /// Executes jobs in one transaction, and alone those whose rows may be locked.
+    /// Executes jobs in one transaction, and separately those whose rows may be locked. Divides the jobs of a transaction that fails.
     async fn execute(&self, batch: Vec<Job>) {
         let may_be_locked = |job: &Job| self.locked.has_one_of(self.prefix.names(job));
-        let (alone, mut together): (Vec<Job>, Vec<Job>) = batch.into_iter().partition(may_be_locked);
-        if !together.is_empty() {
-            let outcome = self.transact_twice(&mut together, None, false).await;
-            let is_divided = match outcome.as_ref().map_err(Failure::kind) {
-                Err(Kind::Locked | Kind::Cancelled) => true,
-                // One job may be the cause.
-                Err(Kind::Permanent) => together.len() > 1,
-                _ => false,
-            };
-            if !is_divided {
-                let jobs = std::mem::take(&mut together);
-                jobs.into_iter().for_each(|job| job.answer(outcome.as_ref().err()));
+        let (mut separate, together): (Vec<Job>, Vec<Job>) = batch.into_iter().partition(may_be_locked);
+        // Rows that are unlocked meanwhile are found even if the time is never enough for all.
+        let first = fastrand::usize(..=separate.len());
+        separate.rotate_left(first);
+        let (attempts, others): (Vec<Job>, Vec<Job>) = separate.into_iter().partition(Job::is_attempt);
+        // Each part, and whether it waits only briefly. The last one of a list is the next one.
+        let (mut attempts, mut others) = (
+            vec![(true, attempts)],
+            vec![(true, others), (self.locked.were_just_found(), together)],
+        );
+        let (mut has_waited, mut waited, mut failure, found) = (false, Duration::ZERO, None, LockedNames::default());
+        while let Some((is_always_brief, mut part)) = others.pop().or_else(|| attempts.pop()) {
+            part.retain(|job| !job.is_cancelled());
+            if let Some(failure) = &failure {
+                let fails = |job: &mut Job| waited >= BRIEF_WAITS || found.has_one_of(self.prefix.names(job));
+                part.extract_if(.., fails).for_each(|job| job.answer(Some(failure)));
             }
-        }
-        self.execute_alone(together.into_iter().chain(alone)).await;
-    }
-
-    /// Executes each job in its own transaction.
-    async fn execute_alone(&self, batch: impl Iterator<Item = Job> + Send) {
-        let (mut found, mut waited) = (None, Duration::ZERO);
-        let locked = LockedNames::default();
-        for mut job in batch.filter(|job| !job.is_cancelled()) {
-            let outcome = match &found {
-                Some(failure) if waited >= ALONE_LOCK_WAIT || locked.has_one_of(self.prefix.names(&job)) => {
-                    Err(Failure::clone(failure))
+            let (began, is_brief) = (Instant::now(), has_waited || is_always_brief);
+            let outcome = self.transact_twice(&mut part, None, is_brief).await;
+            let kind = outcome.as_ref().err().map(Failure::kind);
+            if let Some(Kind::Locked | Kind::Cancelled) = kind {
+                waited += if is_brief { began.elapsed() } else { Duration::ZERO };
+                has_waited = true;
+            }
+            if let Some(Kind::Locked | Kind::Cancelled | Kind::Permanent) = kind
+                && part.len() > 1
+            {
+                for half in divided(part) {
+                    let list = if half[0].is_attempt() {
+                        &mut attempts
+                    } else {
+                        &mut others
+                    };
+                    list.push((is_always_brief, half));
                 }
-                _ => {
-                    let began = Instant::now();
-                    let outcome = self.transact_twice(std::slice::from_mut(&mut job), None, true).await;
-                    let is_locked = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
-                    self.locked.record(self.prefix.names(&job), is_locked);
-                    if is_locked {
-                        waited += began.elapsed();
-                        locked.record(self.prefix.names(&job), true);
-                        found = outcome.as_ref().err().cloned();
+                continue;
+            }
+            let names = || part.iter().flat_map(|job| self.prefix.names(job));
+            match kind {
+                None => self.locked.remove(names()),
+                Some(Kind::Locked) => {
+                    let has_one_name = names().collect::<HashSet<_>>().len() == 1;
+                    if has_one_name {
+                        found.add(names());
                     }
-                    outcome
+                    if has_one_name || !part[0].is_divisible() {
+                        self.locked.add(names());
+                    }
+                    failure = outcome.as_ref().err().cloned();
                 }
-            };
-            job.answer(outcome.as_ref().err());
+                Some(kind) if kind.is_left_to_transactions() => {}
+                // The connection is broken, or the server refuses statements.
+                Some(_) => (waited, failure) = (BRIEF_WAITS, outcome.as_ref().err().cloned()),
+            }
+            part.into_iter().for_each(|job| job.answer(outcome.as_ref().err()));
         }
     }
 
-    /// Changes checked names in one transaction, or each in its own if one of them may be locked. The next check finds the names again that
-    /// have a locked row.
-    async fn hand_off(&self, checked: CheckedNames) {
-        if !self.locked.has_one_of(checked.names.iter().cloned()) {
-            match self.transact_twice(&mut [], Some(&checked), false).await {
-                Err(failure) if failure.kind() == Kind::Locked => {}
-                outcome => {
-                    return outcome.unwrap_or_else(|failure| tracing::debug!(%failure, "names were not handed off"));
+    /// Changes checked names in one transaction, and divides them if one of them is locked, within [`BRIEF_WAITS`]. The next check finds the
+    /// names again that were not changed.
+    async fn hand_off(&self, CheckedNames { names, are_free }: CheckedNames) {
+        let is_locked = |name: &StoredName| self.locked.has_one_of(std::iter::once(name.clone()));
+        let (separate, together): (Vec<StoredName>, Vec<StoredName>) = names.into_iter().partition(is_locked);
+        let (mut parts, mut waited) = (vec![(true, separate), (false, together)], Duration::ZERO);
+        while let Some((is_brief, mut names)) = parts.pop()
+            && waited < BRIEF_WAITS
+        {
+            let (began, checked) = (Instant::now(), CheckedNames { names, are_free });
+            let outcome = self.transact_twice(&mut [], Some(&checked), is_brief).await;
+            names = checked.names;
+            match outcome {
+                Ok(()) => self.locked.remove(names.into_iter()),
+                Err(failure) if failure.kind() == Kind::Locked => {
+                    waited += if is_brief { began.elapsed() } else { Duration::ZERO };
+                    if names.len() == 1 {
+                        self.locked.add(names.into_iter());
+                    } else {
+                        let second = names.split_off(names.len() / 2);
+                        parts.extend([(true, second), (true, names)]);
+                    }
                 }
+                Err(failure) => return tracing::debug!(%failure, "names were not handed off"),
             }
-        }
-        for name in checked.names {
-            let (names, are_free) = (vec![name.clone()], checked.are_free);
-            let alone = CheckedNames { names, are_free };
-            let outcome = self.transact_twice(&mut [], Some(&alone), true).await;
-            let is_locked = outcome.is_err_and(|failure| failure.kind() == Kind::Locked);
-            self.locked.record([name], is_locked);
         }
     }
 
@@ -154,6 +204,9 @@ impl Worker {
     }
 
     async fn transact(&self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
+        if batch.is_empty() && names.is_none_or(|checked| checked.names.is_empty()) {
+            return Ok(());
+        }
         let mut checkout = self.pool.checkout().await?;
         let mut plan = Plan::new(batch, names, &self.prefix);
         plan.is_brief = is_brief;
