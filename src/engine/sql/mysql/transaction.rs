@@ -23,12 +23,19 @@ pub(super) const UNION: usize = 32;
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
     let mut packet = Packet::default();
-    begin(&mut packet, plan);
     let Tables { locks, waiters, .. } = &session.server.tables;
+    let all = list(plan.names.keys().map(Bytes));
+    if plan.is_brief && !session.is_mariadb {
+        // MySQL's shortest lock timeout is 1 s. This statement fails at a locked row. In the transaction its locks would not be in order.
+        packet.add(CLOCK);
+        packet.add(format_args!(
+            "SELECT 1 FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE NOWAIT"
+        ));
+    }
+    begin(&mut packet, plan);
     lock(&mut packet, locks, plan);
     packet.add(CLOCK);
     let clock = packet.add("SELECT @u");
-    let all = list(plan.names.keys().map(Bytes));
     // A row that was not created, and did not exist when the rows were locked, may exist now.
     let locked = packet.add(format_args!(
         "SELECT name, owner, expires_at, fence, queued FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
@@ -81,13 +88,6 @@ fn restore_settings(packet: &mut Packet, session: &MysqlSession) {
 /// and could deadlock.
 fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
     let names: Vec<(&StoredName, &bool)> = plan.names.iter().collect();
-    if plan.is_brief {
-        // Fails at a locked row. MySQL's shortest lock timeout is 1 s.
-        packet.add(format_args!(
-            "SELECT 1 FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({}) ORDER BY name FOR UPDATE NOWAIT",
-            list(plan.names.keys().map(Bytes))
-        ));
-    }
     for run in names.chunk_by(|(_, before), (_, next)| before == next) {
         if *run[0].1 {
             let rows = run.iter().map(|(name, _)| format!("({}, 0, 0, 0)", Bytes(name)));

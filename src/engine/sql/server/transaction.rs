@@ -21,8 +21,8 @@ pub(in crate::engine::sql) struct Plan {
     /// Each name, and whether its row is created.
     pub names: BTreeMap<StoredName, bool>,
     pub owners: Vec<String>,
-    /// Whether the transaction waits only briefly for a lock: 10 ms on PostgreSQL, not at all on MariaDB and MySQL, except that MySQL waits
-    /// 1 s, its minimum, for a row that is not committed.
+    /// Whether the transaction waits only briefly for a lock: 10 ms on PostgreSQL, not at all on MariaDB. MySQL does not wait for a row that is
+    /// already locked, otherwise 1 s, its minimum.
     pub is_brief: bool,
     /// Whether each job is a part of it.
     includes: Vec<bool>,
