@@ -93,3 +93,25 @@ pub(in crate::engine::sql) async fn a_renewal_goes_before_attempts_that_find_loc
     }
     database.execute("ROLLBACK").await;
 }
+
+/// The row is unlocked as soon as the first waiter has failed.
+pub(in crate::engine::sql) async fn waiters_of_a_locked_name_keep_their_order<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    lock_row(database, &engine, "n").await;
+    let claims: Vec<Arc<Claim>> = (0..64).map(|_| Arc::new(waiting(&["n"]))).collect();
+    let answers = Mutex::new(Vec::new());
+    let mut answer = |index, acquired: crate::engine::Result<Acquired>| answers.lock().push((index, acquired));
+    let unlock = async {
+        eventually("the first waiter has failed", async || !answers.lock().is_empty()).await;
+        database.execute("ROLLBACK").await;
+    };
+    tokio::join!(engine.try_acquire_in_order(&claims, &mut answer), unlock);
+    let answers = answers.into_inner();
+    assert_eq!(answers.len(), claims.len());
+    let has_failed: Vec<bool> = answers.iter().map(|(_, acquired)| acquired.is_err()).collect();
+    assert!(
+        has_failed.is_sorted(),
+        "a later waiter has passed one that failed: {has_failed:?}"
+    );
+    assert!(has_failed[63], "the row was not locked");
+}

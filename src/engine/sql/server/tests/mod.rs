@@ -42,7 +42,7 @@ macro_rules! server_tests {
             callers_with_a_short_timeout_do_not_fail_the_calls_of_others, a_statement_to_a_distant_server_takes_all_calls,
             // locked.rs
             a_locked_row_costs_the_calls_beside_it_few_packets, names_beside_a_locked_one_are_not_recorded_as_locked,
-            a_renewal_goes_before_attempts_that_find_locked_rows,
+            a_renewal_goes_before_attempts_that_find_locked_rows, waiters_of_a_locked_name_keep_their_order,
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
             a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends, an_attempt_at_the_end_of_a_lease_does_not_pass_the_queue,
