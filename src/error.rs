@@ -138,8 +138,10 @@ pub struct EngineError {
     /// Whether the same call may succeed later: true for an outage, false for a wrong password and other mistakes in the
     /// configuration.
     pub retryable: bool,
-    /// Whether the store may have received the command. `false`: there was no connection to send it on.
+    /// Whether the store may have executed the command. `false`: there was no connection to send it on, or the store refused it.
     pub may_be_executed: bool,
+    /// Whether the store answered that it has not executed the command for now: a row is locked. It is not disconnected.
+    pub is_answer: bool,
     /// The driver's own error.
     #[source]
     pub source: Box<dyn StdError + Send + Sync>,
@@ -170,6 +172,7 @@ impl EngineError {
             op,
             retryable,
             may_be_executed: true,
+            is_answer: false,
             source: source.into(),
         }
     }
@@ -178,6 +181,12 @@ impl EngineError {
     pub fn not_sent(mut self) -> Self {
         self.may_be_executed = false;
         self
+    }
+
+    /// Marks the error as the answer of a store that has not executed the command.
+    pub fn answered(mut self) -> Self {
+        self.is_answer = true;
+        self.not_sent()
     }
 
     /// Creates the error of an operation that timed out. `address` is the address of the store, or empty.
