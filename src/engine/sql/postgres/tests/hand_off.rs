@@ -5,7 +5,6 @@ use tokio_postgres::Row;
 use super::session::Values;
 use super::statements::Sql;
 use super::*;
-use crate::engine::sql::server::LOCK_WAIT;
 use crate::engine::{HandOff, Subscription, WAITER_LIVENESS};
 use crate::model::Ttl;
 
@@ -365,16 +364,21 @@ async fn a_failed_hand_off_fails_no_release() {
     acquire(&engine, &held).await;
     acquire(&engine, &claim(&["lost"])).await;
     database.execute("BEGIN; LOCK TABLE locks_waiters").await;
+    let failed = std::cell::Cell::new(false);
     let releases = async {
         tokio::join!(
             release(&engine, &held),
-            repeated(async || engine.release(&lost, Duration::ZERO).await)
+            repeated(async || {
+                let released = engine.release(&lost, Duration::ZERO).await;
+                failed.set(released.is_err());
+                released
+            })
         )
     };
     let unlock = async {
         eventually("the hand-off waits", async || database.blocked().await == 1).await;
-        // The statement fails, and the transaction that follows it waits.
-        tokio::time::sleep(LOCK_WAIT * 3 / 2).await;
+        let what = "the statement has failed, and the transaction that follows it";
+        eventually(what, async || failed.get()).await;
         database.execute("ROLLBACK").await;
     };
     let ((held, lost), ()) = tokio::join!(releases, unlock);
