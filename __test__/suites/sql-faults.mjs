@@ -193,6 +193,37 @@ export function sqlFaults(driver, cases) {
       assert.equal(await held.release(), true)
     })
 
+    test('a row that another program locks for 1.5 s: calls succeed in their order, and the service stays connected', async () => {
+      const events = []
+      const locks = await connect({ storeTimeoutMs: 10_000, onEvent: ({ type }) => events.push(type) })
+      const lock = await locks.acquire('n', { ttlMs: 20_000 })
+      await withQuery(async (run) => {
+        const whileLocked = async (call) => {
+          await run(driver.lockRow('n'))
+          const unlocked = sleep(1500).then(() => run('ROLLBACK'))
+          return (await Promise.all([call(), unlocked]))[0]
+        }
+        await whileLocked(() => lock.extend(20_000))
+        assert.equal(await whileLocked(() => lock.release()), true)
+        assert.ok(await whileLocked(() => locks.tryAcquire('n')))
+        assert.equal(await whileLocked(() => locks.forceRelease('n')), true)
+        const renewed = await locks.acquire('n', { ttlMs: 3000 })
+        await whileLocked(() => sleep(3500))
+        assert.equal(await renewed.release(), true)
+        const order = []
+        const waits = async (number) => {
+          const granted = await locks.acquire('n', { waitMs: 20_000 })
+          order.push(number)
+          await granted.release()
+        }
+        const numbers = Array.from({ length: 20 }, (_, number) => number)
+        await whileLocked(() => Promise.all(numbers.map(waits)))
+        assert.deepEqual(order, numbers)
+      })
+      assert.ok(locks.stats().storeErrors > 0, 'calls have found the locked row')
+      assert.equal(events.includes('disconnected'), false)
+    })
+
     test('a server that is killed under load', async () => {
       const locks = [await connect(), await connect()]
       const held = await locks[0].acquire('held', { ttlMs: 30_000 })
