@@ -26,14 +26,16 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     let Tables { locks, waiters, .. } = &session.server.tables;
     let all = list(plan.names.keys().map(Bytes));
     if plan.is_brief && !session.is_mariadb {
-        // MySQL's shortest lock timeout is 1 s. This statement fails at a locked row. In the transaction its locks would not be in order.
+        // MySQL's shortest lock timeout is 1 s. These statements fail at a locked row. In the transaction their locks would not be in order.
         packet.add(CLOCK);
-        packet.add(format_args!(
-            "SELECT 1 FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE NOWAIT"
-        ));
+        for name in plan.names.keys().map(Bytes) {
+            packet.add(format_args!(
+                "SELECT 1 FROM {locks} WHERE name = {name} FOR UPDATE NOWAIT"
+            ));
+        }
     }
     begin(&mut packet, plan);
-    lock(&mut packet, locks, plan);
+    lock(&mut packet, locks, plan, session.is_mariadb);
     packet.add(CLOCK);
     let clock = packet.add("SELECT @u");
     // A row that was not created, and did not exist when the rows were locked, may exist now.
@@ -86,7 +88,7 @@ fn restore_settings(packet: &mut Packet, session: &MysqlSession) {
 ///
 /// The insert locks a row that exists. A lock of the existing rows after the insert of all missing ones would not lock in order,
 /// and could deadlock.
-fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
+fn lock(packet: &mut Packet, locks: &str, plan: &Plan, is_mariadb: bool) {
     let names: Vec<(&StoredName, &bool)> = plan.names.iter().collect();
     for run in names.chunk_by(|(_, before), (_, next)| before == next) {
         if *run[0].1 {
@@ -95,8 +97,11 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
                 "INSERT INTO {locks} (name, fence, expires_at, since) VALUES {} ON DUPLICATE KEY UPDATE fence = fence",
                 list(rows)
             ));
-        } else {
-            let names = list(run.iter().map(|(name, _)| Bytes(name)));
+            continue;
+        }
+        // For several names in a small table MySQL reads all rows, and locks them.
+        for names in run.chunks(if is_mariadb { run.len() } else { 1 }) {
+            let names = list(names.iter().map(|(name, _)| Bytes(name)));
             packet.add(format_args!(
                 "SELECT 1 FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({names}) ORDER BY name FOR UPDATE"
             ));

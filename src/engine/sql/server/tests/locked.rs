@@ -81,7 +81,10 @@ pub(in crate::engine::sql) async fn a_renewal_goes_before_attempts_that_find_loc
     );
     let pair = |name: &String| claim(&[name, &format!("of {name}")]);
     let first = attempting(&engine, &pair(&locked[1]));
-    eventually("the first attempt waits", async || database.blocked().await > 0).await;
+    eventually("the first attempt waits", async || {
+        database.blocked().await > 0 || first.is_finished()
+    })
+    .await;
     // They share the next transaction.
     let attempts: Vec<_> = locked[2..]
         .iter()
