@@ -137,6 +137,6 @@ export const mysql = {
     permission: /denied/,
     tlsOption: 'tls must be absent, or ssl-mode=DISABLED removed from the URL',
     readOnly: /--read-only .*\[1290\] .*the URL must lead to the primary/,
-    statementTimeout: /\[1969\]/,
+    statementTimeout: /\[(1969|1205)\]/,
   },
 }

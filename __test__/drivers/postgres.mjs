@@ -143,6 +143,6 @@ export const postgres = {
     wrongPassword: /check the user name and the password.*percent-encoded/,
     tlsOption: 'tls must be absent, or sslmode=disable removed from the URL',
     readOnly: /does not allow writes \(it is a standby.*must lead to the primary/,
-    statementTimeout: /\[57014\]/,
+    statementTimeout: /\[(57014|55P03)\]/,
   },
 }
