@@ -11,7 +11,7 @@ import { step } from './steps.mjs'
 const folder = fileURLToPath(new URL('../__test__', import.meta.url))
 const LONGEST_SHOWN = 12
 /** Specs that keep a core busy: they would delay the others, and run one at a time after them. */
-const BUSY = /^(.*bursts?|bursts-.*|.*-stall|mongodb-rolling-deployment)\.spec\.mjs$/
+const BUSY = /^(.*bursts?|bursts-.*|.*-stall|silent-connections|mongodb-rolling-deployment)\.spec\.mjs$/
 /** Specs that run for a minute or more: they start first, so that none of them runs alone at the end. */
 const LONG = [
   'processes',

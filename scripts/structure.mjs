@@ -11,7 +11,7 @@ const MOST_IN_FOLDER = 12
 /** Lines with `cfg(unix)`, or its negation, outside of tests. */
 const MOST_CFG_LINES = 15
 /** Items of a file, other than modules, that exist only with a feature, outside of tests: what needs no optional crate is always there. */
-const MOST_OF_FEATURES = 30
+const MOST_OF_FEATURES = 20
 /** Lines of a source file that is not a test. */
 const MOST_LINES = 400
 

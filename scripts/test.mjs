@@ -29,7 +29,8 @@ export async function test({ build = true, stores = STORES } = {}) {
   // The Rust and the Node tests are processes that inherit this environment.
   Object.assign(process.env, servers.env)
   try {
-    const results = await Promise.all([...(await rustTests(stores)), ...(await nodeTests(stores))])
+    const parts = [...(await rustTests(stores)), ...(await nodeTests(stores))]
+    const results = await step('end of the tests in the background', () => Promise.all(parts))
     const skipped = results.flatMap((result) => result.skipped)
     /** @param {'passed' | 'failed'} field */
     const total = (field) => results.reduce((count, result) => count + result[field], 0)

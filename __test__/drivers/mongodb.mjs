@@ -14,7 +14,7 @@ async function startPair() {
     replica: { url: set.url },
     url: () => set.url,
     detach: async () => void (replication = await withoutReplication(set)),
-    attach: () => replication.end(),
+    attach: () => replication?.end(),
     async lose() {
       lost = await set.primary()
       await lost.kill()

@@ -1,4 +1,4 @@
-// MariaDB for the suites of faults, durability, promotion and security.
+// MariaDB for the suites sqlFaults, durability, promotion and security.
 import { locateMariadb, startMariadb } from '../../scripts/mysql.mjs'
 import { connected, logged, query, startPair } from '../mysql-replication.mjs'
 import { random } from '../stores.mjs'

@@ -1,4 +1,4 @@
-// PostgreSQL for the suites of faults, durability, promotion and security.
+// PostgreSQL for the suites sqlFaults, durability, promotion and security.
 import { locatePostgres, startPostgres } from '../../scripts/postgres.mjs'
 import { LockService } from '../../index.js'
 import { connected, query, startPair } from '../postgres-replication.mjs'

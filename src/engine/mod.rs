@@ -185,8 +185,8 @@ pub trait Subscription: Send {
 ///
 /// # What to implement
 /// The methods without a default. Then `renew_all` and `release_all` if one command can serve several claims, `try_acquire_in_order` if several
-/// waiters can enter a queue at once, [`Subscription::is_reliable`] and [`Subscription::take_hand_off`] if the engine keeps the positions of
-/// its waiters alive and a release can grant a name, and `longest_lease` if a lock ends with a session of the server.
+/// waiters can enter a queue at once, `watch_event_loop` and [`Subscription::is_reliable`] if the engine keeps the positions of its waiters
+/// alive, [`Subscription::take_hand_off`] if a release can grant a name, and `longest_lease` if a lock ends with a session of the server.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug {
     /// Returns the store's name: its module, feature and URL scheme.

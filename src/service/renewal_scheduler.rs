@@ -1,8 +1,8 @@
 //! Renews the held leases of a service: one task wakes up for the next renewal or deadline, and renews leases that are due at
 //! about the same time together.
 //!
-//! It also wakes up every 250 ms while a lease is held, because timers stop while the machine sleeps. When the first lease is due, the
-//! leases whose window is open ([`RenewalWindow`](super::lease)) are renewed with it, up to [`BATCH`] of them. So a few leases of the same
+//! It also wakes up every 250 ms while a lease is held, because timers stop while the machine sleeps. All leases that are due are
+//! renewed together. If they are fewer than [`BATCH`], leases whose window is open ([`RenewalWindow`](super::lease)) fill the batch. So a few leases of the same
 //! age are one batch, and ten thousand that were acquired at the same time become a series of batches, which spread further with each
 //! renewal. Leases with different timeouts share no call, and a batch that waits for a silent store does not delay later ones.
 

@@ -15,7 +15,8 @@
 //! # Ends
 //! An entry lasts as long as a session of its process (an etcd lease, a session of ZooKeeper), which is longer than most leases. So one
 //! table (`engine/ends.rs`) has the claims of the process with their ends, and the entries of a claim are deleted at its end if they have
-//! not changed. A waiter's entry is deleted only if its caller is gone or the event loop does not respond.
+//! not changed. A waiter's entry is deleted when its call is dropped, when the event loop does not respond, or, without a subscription,
+//! 4.5 s (or its ttl) after its last attempt.
 //!
 //! # Several names
 //! The entries of a claim are marked as those of a set until it holds all of them, so that `inspect` shows no holder.

@@ -31,18 +31,18 @@ pub(in crate::engine) trait Wakeup: Send + Sync {
     fn close(&self) {}
 }
 
-/// The engine of a database. Its task and the wake-ups live until it is closed or dropped.
+/// The engine of a database. Its task lives until it is closed or dropped.
 pub(in crate::engine) struct SqlEngine<W: Wakeup> {
-    place: Place,
+    store: StoreAddress,
     pub(super) waiters: Arc<W>,
     /// The task. `None` once closed.
     running: Mutex<Option<Running>>,
     dropped: Arc<DroppedCalls>,
 }
 
-/// Where the locks of an engine are.
+/// The engine's name, the address, and the prefix of the locks.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct StoreAddress {
     pub engine: &'static str,
     pub address: String,
     /// The prefix of every name.
@@ -51,7 +51,7 @@ pub(super) struct Place {
 
 impl<W: Wakeup> fmt::Debug for SqlEngine<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.place.fmt(f)
+        self.store.fmt(f)
     }
 }
 
@@ -86,14 +86,14 @@ impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
 impl<W: Wakeup> SqlEngine<W> {
     /// Creates an engine whose jobs `task` executes.
     pub(super) fn new(
-        place: Place,
+        store: StoreAddress,
         waiters: Arc<W>,
         jobs: Sender,
         task: Task,
         dropped: Arc<DroppedCalls>,
     ) -> Arc<Self> {
         Arc::new(SqlEngine {
-            place,
+            store,
             waiters,
             running: Mutex::new(Some(Running { jobs, task })),
             dropped,
@@ -118,7 +118,7 @@ impl<W: Wakeup> SqlEngine<W> {
                 Some(_) => (true, "a bug in holdfast or in its driver: the call panicked"),
                 None => (false, "this engine is closed"),
             };
-            Err(EngineError::new(self.place.engine, op, is_open, text))
+            Err(EngineError::new(self.store.engine, op, is_open, text))
         })
     }
 
@@ -143,18 +143,18 @@ impl<W: Wakeup> SqlEngine<W> {
     /// Returns the answer of a job with one claim.
     fn one<T>(&self, answers: Vec<T>, op: &'static str) -> Result<T> {
         let answer = answers.into_iter().next();
-        answer.ok_or_else(|| EngineError::new(self.place.engine, op, false, "the job has no answer"))
+        answer.ok_or_else(|| EngineError::new(self.store.engine, op, false, "the job has no answer"))
     }
 }
 
 #[async_trait]
 impl<W: Wakeup> Engine for SqlEngine<W> {
     fn name(&self) -> &'static str {
-        self.place.engine
+        self.store.engine
     }
 
     fn address(&self) -> String {
-        self.place.address.clone()
+        self.store.address.clone()
     }
 
     fn ordered(&self) -> bool {
@@ -241,11 +241,11 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let Place {
+        let StoreAddress {
             engine,
             address,
             prefix: of_all,
-        } = &self.place;
+        } = &self.store;
         let mut found = Vec::new();
         let mut next = Some(Page::first(of_all, prefix));
         while let Some(page) = next {

@@ -1,4 +1,4 @@
-//! The loop of attempts of a call that waits, or whose first attempt failed.
+//! The waiting loop, of a call whose first attempt was not granted.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::service::local_fifo::Position;
 type End = Result<Outcome, LockError>;
 
 /// What is kept between two attempts.
-struct Attempts {
+struct LoopState {
+    /// The position among the local waiters, of an engine without a queue. Dropped first: that wakes the next waiter.
+    position: Option<Position>,
     /// The outcome of the next attempt: of one that was made before the loop, or a hand-off, which replaces an attempt.
     next: Option<AttemptOutcome>,
     /// The subscription to the name that the call waits for.
     subscription: Option<Box<dyn Subscription>>,
-    /// The position among the local waiters, of an engine without a queue.
-    position: Option<Position>,
     backoff: Backoff,
     /// Since when attempts have had no answer. `None`: the last attempt had one.
     unanswered_since: Option<Instant>,
@@ -42,22 +42,22 @@ impl Acquisition {
         // Enters the FIFO before the first attempt, so that it keeps the order of the calls.
         let is_local = self.claim.waiting && !self.shared.engine.ordered();
         let enter = || self.shared.local_fifos.enter(&self.claim.keys()[0], self.arrival);
-        let mut attempts = Attempts {
+        let mut state = LoopState {
+            position: is_local.then(enter),
             next: first,
             subscription,
-            position: is_local.then(enter),
             backoff: Backoff::for_store(),
             unanswered_since: None,
             last_error: None,
         };
         loop {
-            if let Some(end) = self.wait_until_first(attempts.position.as_ref()).await {
+            if let Some(end) = self.wait_until_first(state.position.as_ref()).await {
                 return end;
             }
-            let position = attempts.position.as_ref();
-            let since = *attempts.unanswered_since.get_or_insert_with(|| {
+            let position = state.position.as_ref();
+            let since = *state.unanswered_since.get_or_insert_with(|| {
                 let since = position.and_then(|position| position.unanswered_since(true));
-                let begins = if attempts.next.is_some() {
+                let begins = if state.next.is_some() {
                     self.started
                 } else {
                     Instant::now()
@@ -69,23 +69,23 @@ impl Acquisition {
             {
                 return Err(self.no_answer(position.last_error()));
             }
-            let outcome = match attempts.next.take() {
+            let outcome = match state.next.take() {
                 Some(outcome) => outcome,
                 None => self.attempt(since).await,
             };
             if let AttemptOutcome::Granted(_) | AttemptOutcome::TooLate(_) | AttemptOutcome::Held { .. } = outcome {
-                (attempts.unanswered_since, attempts.last_error) = (None, None);
-                attempts.position.iter().for_each(|position| position.answered(since));
+                (state.unanswered_since, state.last_error) = (None, None);
+                state.position.iter().for_each(|position| position.answered(since));
             }
             let end = match outcome {
                 AttemptOutcome::Granted(lease) => Some(Ok(Outcome::Acquired(lease))),
-                AttemptOutcome::TooLate(too_late) => self.after_late_grant(&mut attempts, too_late).await,
-                AttemptOutcome::Held { key, retry_after } => self.after_busy(&mut attempts, key, retry_after).await,
-                AttemptOutcome::Failed(error) => self.after_failure(&mut attempts, error, since).await,
+                AttemptOutcome::TooLate(too_late) => self.after_late_grant(&mut state, too_late).await,
+                AttemptOutcome::Held { key, retry_after } => self.after_busy(&mut state, key, retry_after).await,
+                AttemptOutcome::Failed(error) => self.after_failure(&mut state, error, since).await,
                 AttemptOutcome::TimedOut => {
                     // An earlier error of the store says more than the timeout.
-                    let of_first = || attempts.position.as_ref()?.last_error();
-                    Some(Err(self.no_answer(attempts.last_error.take().or_else(of_first))))
+                    let of_first = || state.position.as_ref()?.last_error();
+                    Some(Err(self.no_answer(state.last_error.take().or_else(of_first))))
                 }
                 AttemptOutcome::Cancelled(cancellation) => Some(cancellation.into_outcome()),
             };
@@ -110,44 +110,44 @@ impl Acquisition {
     }
 
     /// Pauses after a grant whose lease had ended before it arrived.
-    async fn after_late_grant(&mut self, attempts: &mut Attempts, too_late: LockError) -> Option<End> {
+    async fn after_late_grant(&mut self, state: &mut LoopState, too_late: LockError) -> Option<End> {
         if !self.claim.waiting || !too_late.retryable {
             return Some(Err(too_late));
         }
         if self.shared.engine.ordered() {
             // The claim has a new owner.
-            attempts.subscription = self.subscribe_to_first().await;
+            state.subscription = self.subscribe_to_first().await;
         }
-        match self.wait_for(tokio::time::sleep(attempts.backoff.delay())).await {
+        match self.wait_for(tokio::time::sleep(state.backoff.delay())).await {
             Some(Ok(Outcome::Busy(_))) => Some(Err(too_late)),
             end => end,
         }
     }
 
     /// Waits for a change of a busy name.
-    async fn after_busy(&mut self, attempts: &mut Attempts, key: Key, retry_after: Option<Duration>) -> Option<End> {
+    async fn after_busy(&mut self, state: &mut LoopState, key: Key, retry_after: Option<Duration>) -> Option<End> {
         self.was_busy = true;
         self.busy_name = Some(key.clone());
-        attempts.backoff.reset();
+        state.backoff.reset();
         if !self.claim.waiting {
             return Some(Ok(Outcome::Busy(None)));
         }
         self.set_waiting();
         if !self.shared.engine.ordered() {
-            if attempts.position.as_ref().is_none_or(|position| *position.key() != key) {
-                attempts.subscription = None;
+            if state.position.as_ref().is_none_or(|position| *position.key() != key) {
+                state.subscription = None;
                 let next = self.shared.local_fifos.enter(&key, self.arrival);
                 let is_first = next.is_first();
-                attempts.position = Some(next);
+                state.position = Some(next);
                 if !is_first {
                     return None;
                 }
             }
-            if attempts.subscription.is_none() {
+            if state.subscription.is_none() {
                 // A change between the busy answer and the subscription was not notified: the next attempt follows at once.
                 return match self.subscribe(&key).await {
                     Ok(new) => {
-                        attempts.subscription = Some(new);
+                        state.subscription = Some(new);
                         None
                     }
                     Err(end) => Some(end),
@@ -156,12 +156,7 @@ impl Acquisition {
         }
         // The attempts of a waiter of several names extend its reservations.
         let polls = self.names.len() > 1;
-        let change = wait::for_change(
-            &mut attempts.subscription,
-            attempts.position.as_ref(),
-            retry_after,
-            polls,
-        );
+        let change = wait::for_change(&mut state.subscription, state.position.as_ref(), retry_after, polls);
         if let Some(end) = self.wait_for(change).await {
             return Some(end);
         }
@@ -170,25 +165,25 @@ impl Acquisition {
         }
         // It may have arrived before the answer. Then the server executed the attempt before the hand-off, or the grant ended early
         // in the store (a forced release), which its first renewal detects as for every lease.
-        let HandOff { fence, until } = attempts.subscription.as_mut()?.take_hand_off()?;
-        attempts.next = Some(self.create_lease(fence, Grant::HandedOff { until }).into());
+        let HandOff { fence, until } = state.subscription.as_mut()?.take_hand_off()?;
+        state.next = Some(self.create_lease(fence, Grant::HandedOff { until }).into());
         None
     }
 
     /// Pauses after an attempt without an answer.
-    async fn after_failure(&mut self, attempts: &mut Attempts, error: EngineError, since: Instant) -> Option<End> {
+    async fn after_failure(&mut self, state: &mut LoopState, error: EngineError, since: Instant) -> Option<End> {
         // Attempts in order have a pause in common.
         let is_ordered = self.claim.waiting && self.shared.engine.ordered();
         let delay = if is_ordered && self.shared.attempts.has(&self.claim.keys()[0]) {
             Duration::ZERO
         } else {
-            attempts.backoff.delay()
+            state.backoff.delay()
         };
         if !error.retryable || since.elapsed() + delay >= self.store_timeout {
             return Some(Err(LockError::store(error)));
         }
-        attempts.position.iter().for_each(|position| position.failed(&error));
-        attempts.last_error = Some(error);
+        state.position.iter().for_each(|position| position.failed(&error));
+        state.last_error = Some(error);
         // Also past the deadline: the call waits for an answer of the store, not for the lock.
         tokio::select! {
             biased;

@@ -70,7 +70,7 @@ impl MongodbEngine {
             EngineError::new(ENGINE, CONNECT, failure.is_out_of_descriptors(), failure)
         })?;
         let database = client.database(&config.database);
-        let hello = greet(&database, &target, &monitor, (deadline, limit)).await?;
+        let hello = send_hello(&database, &target, &monitor, (deadline, limit)).await?;
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let is_cluster = is_set || is_router;
@@ -144,12 +144,12 @@ impl MongodbConfig {
     }
 }
 
-/// Sends the first command, and checks its answer. `until`: the deadline, and how long after the start that is.
-async fn greet(
+/// Sends the first command, and checks its answer. `limit`: the distance of the deadline from the start, for the error.
+async fn send_hello(
     database: &Database,
     target: &Target,
     monitor: &ServerMonitor,
-    until: (Instant, Duration),
+    (deadline, limit): (Instant, Duration),
 ) -> Result<Document> {
     let greeting = async {
         tokio::select! {
@@ -159,9 +159,9 @@ async fn greet(
             reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
         }
     };
-    let hello = timeout_at(until.0, greeting)
+    let hello = timeout_at(deadline, greeting)
         .await
-        .unwrap_or_else(|_| Err(late(until.1, "to the first command")))?;
+        .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
     if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
         let message = "the server is older than MongoDB 5.0, the oldest version that holdfast supports";
         return Err(EngineError::new(ENGINE, CONNECT, false, message));

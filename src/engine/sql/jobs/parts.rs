@@ -2,8 +2,8 @@
 
 use super::{Job, Receiver, SHARE};
 
-/// How many calls a statement takes at least, if that many wait. Fewer are not worth a round trip and a commit.
-const LEAST: usize = 64;
+/// A statement takes at least this many calls if they wait. It never waits for more calls.
+const LEAST_CALLS: usize = 64;
 
 impl Receiver {
     /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
@@ -65,8 +65,8 @@ impl Receiver {
     /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
     /// sender.
     ///
-    /// A statement takes half of the calls that wait or are executed, and at least [`LEAST`]: the server executes it while the callers of
-    /// the other half continue. If it took all of many, server and callers would wait for each other.
+    /// Of each part, takes half of all calls that wait or are executed, but not fewer than [`LEAST_CALLS`] if they wait, and at most the
+    /// limit: the server executes the statement while the callers of the other half continue. If it took all of many, server and callers would wait for each other.
     /// Renewals do not count: usually no caller waits for one.
     ///
     /// # Cancellation
@@ -80,7 +80,7 @@ impl Receiver {
         let waiting = usize::from(is_first_counted) + self.releases.len() + self.reads.len() + self.waiting.len();
         let is_executed = |part: &usize| !parts[*part];
         let executed: usize = (0..3).filter(is_executed).map(|part| self.counted_in_batch[part]).sum();
-        let calls = (waiting + executed).div_ceil(2).max(LEAST);
+        let calls = (waiting + executed).div_ceil(2).max(LEAST_CALLS);
         let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
             let before = batch.len();

@@ -20,7 +20,7 @@
 //!
 //! # Which calls are transactions
 //! Claims of several names, names with a queue, waiters that found a name busy, locked rows. Calls for a name with waiters of this process
-//! go there directly, and so does a release while an attempt of the same owner is there (`ForwardedOwners`). `queued` in the row of a name
+//! are sent to a transaction directly, and so does a release while an attempt of the same owner is there (`ForwardedOwners`). `queued` in the row of a name
 //! is the number of its positions, so that a single statement sees there whether it has a queue.
 //!
 //! # The hand-off is the grant
@@ -42,7 +42,7 @@
 //! # Silent connections
 //! A statement without an answer within the store timeout is cancelled, because a statement that waits for a lock does not end with its
 //! connection. It is cancelled earlier when two callers, one after the other, were dropped without an answer, and when a heartbeat has no
-//! answer after 2 s. If no other connection has answered in the second half of that time, the others may be silent, too: their statements
+//! answer after 2 s. If no other connection has answered in the second half of the store timeout, the others may be silent, too: their statements
 //! are cancelled after 100 ms, and idle ones are tested before they are used (`connection.rs`, `pool.rs`).
 //!
 //! If a connection does not answer its test within 500 ms, the test continues, and a new connection is opened beside it. The silent one is
@@ -66,7 +66,7 @@ use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
 use self::worker::{LockedNames, Worker};
 use super::Page;
-use super::calls::{Place, SqlEngine};
+use super::calls::{SqlEngine, StoreAddress};
 use super::jobs::{self, Limit};
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
 use crate::engine::sql::failure::Failure;
@@ -229,12 +229,12 @@ impl ServerEngine {
         };
         let (jobs, receiver) = jobs::queue(server.statement_limit());
         let single = connections.spawn(single.run(receiver));
-        let place = Place {
+        let store = StoreAddress {
             engine: connections.place.engine,
             address: connections.place.address.to_string(),
             prefix: prefix.0,
         };
         let dropped = connections.dropped.clone();
-        Ok(SqlEngine::new(place, waiters, jobs, single, dropped))
+        Ok(SqlEngine::new(store, waiters, jobs, single, dropped))
     }
 }

@@ -1,8 +1,8 @@
 //! The connections for calls.
 //!
 //! `connect` opens the first connection. While a task waits and no connection is idle, one more is opened. It must answer before
-//! it is used, because a pooler may accept a login and have no connection to the server. The task uses whichever connection is idle first. The idle connection that was used last is used next. Connections
-//! that are idle for [`IDLE`] are closed, except one.
+//! it is used, because a pooler may accept a login and have no connection to the server. A waiting task uses the first connection that
+//! becomes idle. If several are idle, it uses the one that was used last. Connections that are idle for [`IDLE`] are closed, except one.
 
 use std::collections::VecDeque;
 use std::pin::pin;

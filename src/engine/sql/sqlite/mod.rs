@@ -30,7 +30,7 @@ use self::file::File;
 use self::statements::Statements;
 use self::verbs::Verbs;
 use self::writer::Writer;
-use super::calls::{Place, SqlEngine};
+use super::calls::{SqlEngine, StoreAddress};
 use super::config::SqliteConfig;
 use super::jobs::{self, BATCH, Limit};
 use super::udp_wakeup::UdpWakeup;
@@ -79,13 +79,13 @@ impl SqliteEngine {
             version: None,
         };
         let writer = Task::spawn(None, writer.run(receiver));
-        let place = Place {
+        let store = StoreAddress {
             engine: NAME,
             address: path.display().to_string(),
             prefix: verbs.prefix.clone(),
         };
         Ok(SqlEngine::new(
-            place,
+            store,
             verbs.wakeup.clone(),
             jobs,
             writer,

@@ -109,7 +109,7 @@ impl Verbs {
         }
     }
 
-    /// Enters a claim into the queue of the name at `index`. Milliseconds of the store's clock.
+    /// Enters a claim into the queue of the name at `index`. `now`: the store's clock in ms.
     async fn enqueue(
         &self,
         call: Call<'_, '_>,

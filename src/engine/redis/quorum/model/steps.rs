@@ -238,7 +238,7 @@ fn execute_raise(state: &mut State, attempt: usize, node: usize) -> Option<()> {
     Some(())
 }
 
-/// A free node takes the lock of a renewal.
+/// A free node stores the lock that a renewal writes back.
 fn execute_heal(state: &mut State, attempt: usize, node: usize) {
     let fence = match state.attempts[attempt] {
         Phase::Holding { fence } => fence,
