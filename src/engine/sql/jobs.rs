@@ -254,6 +254,8 @@ pub(super) struct Receiver {
     limit: Limit,
     /// The number of jobs of each part in its last batch, without renewals.
     counted_in_batch: [usize; 3],
+    /// The moving average of the time of a statement of attempts.
+    statement_time: Duration,
 }
 
 /// The size of a transaction, or of a statement, unless one job is larger.
@@ -292,6 +294,7 @@ pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
         waiting: OverloadQueue::default(),
         limit,
         counted_in_batch: [0; 3],
+        statement_time: parts::MAX_STATEMENT_TIME,
     };
     (sender, receiver)
 }

@@ -1,9 +1,18 @@
 //! The parts of a queue.
 
+use std::{ops::RangeInclusive, time::Duration};
+
 use super::{Job, Receiver, SHARE};
 
-/// A statement takes at least this many calls if they wait. It never waits for more calls.
-const LEAST_CALLS: usize = 64;
+/// The bounds of the number of calls that a statement takes at least, if that many wait. Fewer are not worth a round trip and a
+/// commit.
+const LEAST: RangeInclusive<u128> = 16..=64;
+
+/// The time that a service needs from the answer of a call to its caller's next call, when many callers share a core.
+const PER_CALL: Duration = Duration::from_micros(20);
+
+/// The initial value of the mean time of a statement, and the largest time that counts.
+pub(super) const MAX_STATEMENT_TIME: Duration = Duration::from_millis(2);
 
 impl Receiver {
     /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
@@ -65,8 +74,9 @@ impl Receiver {
     /// Waits for jobs of some parts, and moves those of the next statement of each part to `batch`. `false`: these parts are empty and have no
     /// sender.
     ///
-    /// Of each part, takes half of all calls that wait or are executed, but not fewer than [`LEAST_CALLS`] if they wait, and at most the
-    /// limit: the server executes the statement while the callers of the other half continue. If it took all of many, server and callers would wait for each other.
+    /// A statement takes half of the calls that wait or are executed: the server executes it while the callers of the other half
+    /// continue. If it took all of many, server and callers would wait for each other. But it takes at least as many as callers make
+    /// in the time of a statement: where commits are slow or the server is distant, halves would take as long as the whole.
     /// Renewals do not count: usually no caller waits for one.
     ///
     /// # Cancellation
@@ -80,7 +90,7 @@ impl Receiver {
         let waiting = usize::from(is_first_counted) + self.releases.len() + self.reads.len() + self.waiting.len();
         let is_executed = |part: &usize| !parts[*part];
         let executed: usize = (0..3).filter(is_executed).map(|part| self.counted_in_batch[part]).sum();
-        let calls = (waiting + executed).div_ceil(2).max(LEAST_CALLS);
+        let calls = (waiting + executed).div_ceil(2).max(self.least());
         let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
             let before = batch.len();
@@ -88,6 +98,17 @@ impl Receiver {
             self.counted_in_batch[part] = batch[before..].iter().filter(|job| is_counted(job)).count();
         }
         true
+    }
+
+    /// Adds the time of a statement of attempts, which waits for a commit, to the mean. Counts at most [`MAX_STATEMENT_TIME`]: the
+    /// statement may have waited for a connection.
+    pub(in crate::engine::sql) fn took(&mut self, time: Duration) {
+        self.statement_time = (self.statement_time * 3 + time.min(MAX_STATEMENT_TIME)) / 4;
+    }
+
+    fn least(&self) -> usize {
+        let calls = self.statement_time.as_nanos() / PER_CALL.as_nanos();
+        calls.clamp(*LEAST.start(), *LEAST.end()) as usize
     }
 }
 
@@ -128,11 +149,32 @@ mod tests {
             batch.len()
         };
         assert_eq!(next([true; 3]).await, 100);
-        assert_eq!(next([true; 3]).await, 64, "the minimum");
+        assert_eq!(
+            next([true; 3]).await,
+            64,
+            "the minimum, before the time of a statement is known"
+        );
         assert_eq!(next([true; 3]).await, 36);
         attempts(300);
         assert_eq!(next([true; 3]).await, 128, "the limit");
         assert_eq!(next([true; 3]).await, 86);
+    }
+
+    #[tokio::test]
+    async fn a_statement_takes_as_many_calls_as_are_made_in_the_time_of_one() {
+        let (sender, mut receiver) = queue(Limit::claims(128));
+        let mut answers = Vec::new();
+        for name in 0..230 {
+            let (reply, answer) = Reply::new();
+            sender.send(Job::Inspect(claim(&format!("n{name}")).keys()[0].clone(), reply));
+            answers.push(answer);
+        }
+        let mut batch = Vec::new();
+        for (us, expected) in [(0, 115), (805, 58), (805, 40), (0, 16)] {
+            (0..20).for_each(|_| receiver.took(Duration::from_micros(us)));
+            assert!(receiver.next_of_parts(&mut batch, [true; 3]).await);
+            assert_eq!(batch.drain(..).count(), expected, "{us} us");
+        }
     }
 
     /// The renewals arrive after more releases than the statement takes.

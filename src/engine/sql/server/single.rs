@@ -154,7 +154,7 @@ async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, m
     let (mut attempts, mut changes, mut reads): (Running<'_>, Running<'_>, Running<'_>) = (None, None, None);
     // The owners of the attempts under way, and releases that have to follow one of them.
     let (mut owners, mut held_back): (Vec<OwnerToken>, Vec<Job>) = (Vec::new(), Vec::new());
-    let mut batch = Vec::new();
+    let (mut batch, mut started_at) = (Vec::new(), Instant::now());
     loop {
         if attempts.is_none() {
             owners.clear();
@@ -164,7 +164,7 @@ async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, m
         let can_check = free[1];
         // `select!` polls in random order, so that neither checks nor calls starve.
         tokio::select! {
-            () = ended(&mut attempts) => {}
+            () = ended(&mut attempts) => jobs.took(started_at.elapsed()),
             () = ended(&mut changes) => {}
             () = ended(&mut reads) => {}
             Some(names) = checks.recv(), if can_check => {
@@ -196,6 +196,7 @@ async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, m
                 if !sorted.attempts.is_empty() {
                     let (first, repeated) = (std::mem::take(&mut sorted.attempts), std::mem::take(&mut sorted.repeated));
                     owners.extend(first.iter().chain(&repeated).filter_map(owner));
+                    started_at = Instant::now();
                     attempts = started(shared.attempt(first, repeated));
                 }
                 if !sorted.reads.is_empty() {
