@@ -18,7 +18,13 @@ mod attempt_queue;
 pub mod config;
 #[cfg(test)]
 pub(crate) mod contract;
-#[cfg(any(feature = "memory", feature = "mysql", feature = "postgres", feature = "sqlite"))]
+#[cfg(any(
+    feature = "memory",
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite"
+))]
 mod core;
 mod credentials;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]

@@ -16,7 +16,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::cancel::Canceller;
 use super::config::{PostgresConfig, ServerConfig, Target, pass_file};
 use super::error::{READ_ONLY, is_refused_login, is_tls, kind_of};
-use super::stream::{Endpoint, Stream, StreamHandle};
+use crate::engine::core::stream::{Endpoint, Stream, StreamHandle};
 use crate::engine::Login;
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;

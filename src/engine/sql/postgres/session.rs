@@ -20,7 +20,7 @@ use super::config::PostgresConfig;
 use super::dial::{self, Connected, DIRECT};
 use super::error::kind_of;
 use super::statements::{Sql, Statements};
-use super::stream::Replies;
+use crate::engine::core::stream::Replies;
 use super::{NAME, checks};
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;

@@ -15,6 +15,8 @@ use crate::event_loop::Socket;
 const WATCH: Duration = Duration::from_millis(20);
 /// The time without work after which the watchdog sleeps.
 const IDLE: Duration = Duration::from_secs(2);
+/// The interval of its checks while it sleeps, if a socket may receive messages: a waiter has at least a second for a hand-off.
+const LISTEN: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 pub(super) struct Watchdog {
@@ -69,11 +71,10 @@ async fn watch(executor: Weak<LocalExecutor>) {
         let watchdog = &executor.watchdog;
         let watched = watchdog.watched();
         let now = executor.ticks.load(Relaxed);
-        let is_used = executor.has_ready() || !watched.is_empty();
-        if is_used {
+        if executor.has_ready() || watched.iter().any(|socket| socket.awaits() || socket.is_blocked()) {
             used = Instant::now();
         }
-        if now == ticks && is_used {
+        if now == ticks && (executor.has_ready() || !watched.is_empty()) {
             executor.poll_ready();
             for socket in watched {
                 socket.readable();
@@ -85,11 +86,16 @@ async fn watch(executor: Weak<LocalExecutor>) {
         if used.elapsed() >= IDLE {
             watchdog.is_asleep.store(true, SeqCst);
             // Work that was added before `is_asleep` was set did not wake the watchdog.
-            if !executor.has_ready() && watchdog.watched().is_empty() {
+            let watched = watchdog.watched();
+            if executor.has_ready() || watched.iter().any(|socket| socket.awaits()) {
+                used = Instant::now();
+            } else if watched.is_empty() {
                 watchdog.woken.notified().await;
+                used = Instant::now();
+            } else if tokio::time::timeout(LISTEN, watchdog.woken.notified()).await.is_ok() {
+                used = Instant::now();
             }
             watchdog.is_asleep.store(false, SeqCst);
-            used = Instant::now();
         }
     }
 }

@@ -22,7 +22,7 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from
 
 /// One network address of a server.
 #[derive(Debug, Clone)]
-pub(super) enum Endpoint {
+pub(in crate::engine) enum Endpoint {
     Tcp {
         address: SocketAddr,
         has_keepalives: bool,
@@ -34,25 +34,30 @@ pub(super) enum Endpoint {
 }
 
 /// The stream of a connection. Dropping it closes the connection.
-pub(super) struct Stream(Arc<Mutex<Io>>);
+pub(in crate::engine) struct Stream(Arc<Mutex<Io>>);
 
 /// The socket of a stream.
-pub(super) struct StreamHandle(Arc<Mutex<Io>>);
+pub(in crate::engine) struct StreamHandle(Arc<Mutex<Io>>);
 
 /// Counts the statements of a connection that have no answer yet. Clones count together.
 #[derive(Clone, Default)]
-pub(super) struct Replies(Arc<AtomicUsize>);
+pub(in crate::engine) struct Replies(Arc<AtomicUsize>);
 
 /// A statement without an answer. Dropping it removes it from the count.
-pub(super) struct PendingReply(Replies);
+pub(in crate::engine) struct PendingReply(Replies);
 
 impl Replies {
-    pub(super) fn expect(&self) -> PendingReply {
+    pub(in crate::engine) fn expect(&self) -> PendingReply {
         self.0.fetch_add(1, SeqCst);
         PendingReply(self.clone())
     }
 
-    pub(super) fn are_pending(&self) -> bool {
+    /// Replaces the count.
+    pub(in crate::engine) fn set(&self, count: usize) {
+        self.0.store(count, SeqCst);
+    }
+
+    pub(in crate::engine) fn are_pending(&self) -> bool {
         self.0.load(SeqCst) > 0
     }
 }
@@ -72,7 +77,7 @@ enum Io {
 }
 
 impl Stream {
-    pub(super) async fn connect(endpoint: &Endpoint) -> io::Result<Self> {
+    pub(in crate::engine) async fn connect(endpoint: &Endpoint) -> io::Result<Self> {
         let io = match endpoint {
             Endpoint::Tcp {
                 address,
@@ -97,7 +102,7 @@ impl Stream {
         Ok(Stream(Arc::new(Mutex::new(io))))
     }
 
-    pub(super) fn handle(&self) -> StreamHandle {
+    pub(in crate::engine) fn handle(&self) -> StreamHandle {
         StreamHandle(self.0.clone())
     }
 }
@@ -105,11 +110,11 @@ impl Stream {
 impl StreamHandle {
     /// Passes the socket to an event loop, which polls it from then on. Called while nothing polls the stream. `listens`: messages arrive
     /// without a request.
-    pub(super) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>, listens: bool, replies: &Replies) -> io::Result<()> {
+    pub(in crate::engine) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>, listens: bool, replies: &Replies) -> io::Result<()> {
         let mut io = self.0.lock();
         let socket = match std::mem::replace(&mut *io, Io::Closed) {
-            Io::Tcp(stream) => PolledSocket::of_tcp(stream, event_loop.clone(), listens, replies.clone())?,
-            Io::Local(stream) => PolledSocket::of_local(stream, event_loop.clone(), listens, replies.clone())?,
+            Io::Tcp(stream) => PolledSocket::of_tcp(stream, listens, replies.clone())?,
+            Io::Local(stream) => PolledSocket::of_local(stream, listens, replies.clone())?,
             Io::EventLoop(socket) => socket,
             Io::Closed => return Err(io::ErrorKind::NotConnected.into()),
         };

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::stream::Replies;
-use crate::event_loop::{EventLoop, Socket};
+use crate::event_loop::Socket;
 
 /// A Unix socket. These systems have none.
 pub(super) enum LocalStream {}
@@ -45,11 +45,11 @@ impl AsyncWrite for LocalStream {
 pub(super) enum PolledSocket {}
 
 impl PolledSocket {
-    pub(super) fn of_tcp(_: TcpStream, _: Arc<dyn EventLoop>, _: bool, _: Replies) -> io::Result<Arc<Self>> {
+    pub(super) fn of_tcp(_: TcpStream, _: bool, _: Replies) -> io::Result<Arc<Self>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn of_local(stream: LocalStream, _: Arc<dyn EventLoop>, _: bool, _: Replies) -> io::Result<Arc<Self>> {
+    pub(super) fn of_local(stream: LocalStream, _: bool, _: Replies) -> io::Result<Arc<Self>> {
         match stream {}
     }
 

@@ -15,12 +15,11 @@ use tokio::net::TcpStream;
 pub(super) use tokio::net::UnixStream as LocalStream;
 
 use super::stream::Replies;
-use crate::event_loop::{EventLoop, Socket};
+use crate::event_loop::Socket;
 
 /// A non-blocking socket.
 pub(super) struct PolledSocket {
     socket: socket2::Socket,
-    event_loop: Arc<dyn EventLoop>,
     /// Whether messages arrive without a request.
     listens: bool,
     replies: Replies,
@@ -43,26 +42,23 @@ struct State {
 impl PolledSocket {
     pub(super) fn of_tcp(
         stream: TcpStream,
-        event_loop: Arc<dyn EventLoop>,
         listens: bool,
         replies: Replies,
     ) -> io::Result<Arc<Self>> {
-        Ok(Self::new(stream.into_std()?.into(), event_loop, listens, replies))
+        Ok(Self::new(stream.into_std()?.into(), listens, replies))
     }
 
     pub(super) fn of_local(
         stream: LocalStream,
-        event_loop: Arc<dyn EventLoop>,
         listens: bool,
         replies: Replies,
     ) -> io::Result<Arc<Self>> {
-        Ok(Self::new(stream.into_std()?.into(), event_loop, listens, replies))
+        Ok(Self::new(stream.into_std()?.into(), listens, replies))
     }
 
-    fn new(socket: OwnedFd, event_loop: Arc<dyn EventLoop>, listens: bool, replies: Replies) -> Arc<Self> {
+    fn new(socket: OwnedFd, listens: bool, replies: Replies) -> Arc<Self> {
         Arc::new(PolledSocket {
             socket: socket.into(),
-            event_loop,
             listens,
             replies,
             state: Mutex::default(),
@@ -71,8 +67,8 @@ impl PolledSocket {
 
     pub(super) fn poll_read(&self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut state = self.state.lock();
-        // Another thread reads without an event: the loop may be blocked.
-        if !(state.is_drained && self.event_loop.is_here()) {
+        // Also on the thread of the runtime: while the loop's thread is blocked, the watchdog calls `readable`.
+        if !state.is_drained {
             let space = buffer.initialize_unfilled();
             let size = space.len();
             match retried(|| (&self.socket).read(space)) {
@@ -176,28 +172,10 @@ impl Socket for PolledSocket {
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
-    use std::pin::Pin;
-    use std::sync::Weak;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     use std::task::Wake;
 
     use super::*;
-
-    /// An event loop whose own thread is every thread (`true`) or none.
-    #[derive(Debug)]
-    struct TestLoop(AtomicBool);
-
-    impl EventLoop for TestLoop {
-        fn is_here(&self) -> bool {
-            self.0.load(Relaxed)
-        }
-
-        fn serve(&self, _: Arc<dyn Socket>) {}
-
-        fn spawn(&self, _: Pin<Box<dyn Future<Output = ()> + Send>>) {}
-
-        fn watch(&self, _: Weak<dyn Socket>) {}
-    }
 
     #[derive(Default)]
     struct Wakes(AtomicUsize);
@@ -214,12 +192,10 @@ mod tests {
         }
     }
 
-    fn pair() -> (Arc<PolledSocket>, UnixStream, Arc<TestLoop>) {
+    fn pair() -> (Arc<PolledSocket>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        let event_loop = Arc::new(TestLoop(AtomicBool::new(true)));
-        let socket = PolledSocket::new(ours.into(), event_loop.clone(), false, Replies::default());
-        (socket, theirs, event_loop)
+        (PolledSocket::new(ours.into(), false, Replies::default()), theirs)
     }
 
     fn read(socket: &PolledSocket, wakes: &Arc<Wakes>, size: usize) -> Poll<Vec<u8>> {
@@ -232,7 +208,7 @@ mod tests {
 
     #[test]
     fn data_wakes_the_reader_and_after_a_short_read_the_next_one_waits_for_an_event() {
-        let (socket, mut theirs, event_loop) = pair();
+        let (socket, mut theirs) = pair();
         let wakes = Arc::default();
         assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
         theirs.write_all(b"abc").unwrap();
@@ -242,17 +218,13 @@ mod tests {
         assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"c".to_vec()));
         theirs.write_all(b"d").unwrap();
         assert_eq!(read(&socket, &wakes, 2), Poll::Pending, "without a system call");
-        event_loop.0.store(false, Relaxed);
-        assert_eq!(
-            read(&socket, &wakes, 2),
-            Poll::Ready(b"d".to_vec()),
-            "on another thread"
-        );
+        assert!(socket.readable());
+        assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"d".to_vec()));
     }
 
     #[test]
     fn a_write_waits_until_the_socket_accepts_more() {
-        let (socket, mut theirs, _) = pair();
+        let (socket, mut theirs) = pair();
         let wakes: Arc<Wakes> = Arc::default();
         let waker = wakes.clone().into();
         let mut context = Context::from_waker(&waker);
@@ -272,7 +244,7 @@ mod tests {
 
     #[test]
     fn the_loop_stops_polling_a_closed_socket_and_the_reader_reads_to_the_end() {
-        let (socket, mut theirs, _) = pair();
+        let (socket, mut theirs) = pair();
         let wakes = Arc::default();
         assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
         theirs.write_all(b"abc").unwrap();
