@@ -81,7 +81,7 @@ impl Quorum {
     /// If the lease is lost, it is released on the nodes that have transferred it.
     pub(super) async fn transfer(self: &Arc<Self>, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
         let limit = self.vote_timeout(claim.ttl);
-        self.flush_records(limit).await;
+        self.write_records();
         let ttl = claim.ttl.as_millis();
         let mut call = self.call(&TRANSFER, &PARTS, claim, claim.owner.as_str());
         call.arg(to.as_str())

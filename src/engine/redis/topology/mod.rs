@@ -20,7 +20,6 @@ use super::connection::pubsub::{MessageHandler, RedisSubscription};
 use super::connection::request::Attempt;
 use super::connection::version::check_server;
 use super::error::Failure;
-use super::fast_path::FastPath;
 use super::keys::slots::{slot_of, tag_for_slot};
 use super::keys::{CHANNEL_PREFIX, Layout};
 use super::scripts::Script;
@@ -88,7 +87,7 @@ impl Route {
     /// Runs a script, or a smaller one for a name whose keys are not all on one node of a cluster (see [`Cluster::run_first`]).
     pub(super) async fn run_first(&self, scripts: &[(&Script, &Cmd)], slot: u16) -> Result<Value, Failure> {
         match (self, scripts) {
-            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, None, false)).await,
+            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, None)).await,
             (Route::One(link), [(script, call), ..]) => link.run_as(script, call, None).await,
             (Route::One(_), []) => Err(Failure::Unserved),
         }
@@ -156,14 +155,6 @@ impl Route {
                 let _subscription = cluster.listen(slot, channel, handler).await?;
                 Ok(ChannelSubscription::Cluster { _subscription })
             }
-        }
-    }
-
-    /// Returns the fast path on which the channel of a process is subscribed, too. Not in a cluster, whose channels have slots.
-    pub(super) fn fast_path_for_messages(&self) -> Option<Arc<FastPath>> {
-        match self {
-            Route::One(link) => link.current_fast_path(),
-            Route::Cluster(_) => None,
         }
     }
 

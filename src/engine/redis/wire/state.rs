@@ -1,33 +1,50 @@
-//! The buffers of a fast path, and its requests that wait for replies.
+//! The buffers of a connection, and its requests that wait for replies.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use redis::{Cmd, ServerError, Value};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
-use super::in_flight::pushes::Channel;
+use super::in_flight::pushes::Push;
 use super::in_flight::{InFlight, Single};
 use super::pipeline::{Batch, Kind};
-use super::record::{Record, Records};
 use crate::clock::Moment;
+use crate::engine::core::stream::Replies;
 use crate::engine::redis::connection::liveness::Health;
-use crate::engine::redis::error::passes;
-use crate::engine::redis::keys::Layout;
-use crate::engine::redis::scripts::RECORD;
 use crate::model::OwnerToken;
 
 /// How much is read at once, unless a reply is longer.
 pub(super) const CHUNK: usize = 64 * 1024;
 /// How long plain commands may draw fencing tokens after a script has raised the counter to the server's clock.
 const SEEDED_FOR: Duration = Duration::from_secs(1);
-/// The interval at which refused records are sent again, and the largest number of them.
-const REPEAT_EVERY: Duration = Duration::from_secs(1);
-const MOST_REFUSED: usize = 4096;
+
+/// A stream to a server, with TLS or without.
+pub(in super::super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A stream on which the login is complete.
+pub(in super::super) struct Opened {
+    pub(in super::super) io: Box<dyn Io>,
+    /// Counts the requests without a reply, for the event loop.
+    pub(in super::super) replies: Replies,
+    /// The major version of the server.
+    pub(in super::super) version: Option<u32>,
+}
 
 pub(super) struct State {
-    pub(super) channel: Option<Channel>,
+    /// `None` after the end.
+    pub(super) io: Option<Box<dyn Io>>,
+    /// Wakes the driver. `None` before its first poll.
+    pub(super) driver: Option<Waker>,
+    /// The driver will be polled.
+    is_woken: bool,
+    pub(super) replies: Replies,
+    /// The pushes that were read and not passed on yet.
+    pub(super) pushes: Vec<Push>,
     pub(super) out: Vec<u8>,
     /// How much of `out` is written.
     pub(super) written: usize,
@@ -44,22 +61,18 @@ pub(super) struct State {
     batches: [Batch; Kind::ALL.len()],
     /// The number of calls without a reply.
     pub(super) under_way: usize,
-    /// The records that are not written yet. A release removes the one of its lease.
-    pub(super) records: Records,
     /// When the last script was sent that has raised the counter of fencing tokens to the server's clock.
     pub(super) seeded: Option<Moment>,
-    /// Records that the server refused for now (out of memory, busy, a full disk), and when they were last sent.
-    pub(super) refused_records: (Vec<Cmd>, Moment),
-    /// Records that were in flight when the fast path ended.
-    pub(super) lost_records: Vec<Cmd>,
-    /// When the oldest call began to wait, or when the last reply arrived.
-    pub(super) since: Moment,
 }
 
 impl State {
-    pub(super) fn new(attempts: Arc<Semaphore>, health: Arc<Health>) -> Self {
+    pub(super) fn new(opened: Opened, attempts: Arc<Semaphore>, health: Arc<Health>) -> Self {
         State {
-            channel: None,
+            io: Some(opened.io),
+            driver: None,
+            is_woken: false,
+            replies: opened.replies,
+            pushes: Vec::new(),
             attempts,
             health,
             out: Vec::with_capacity(4096),
@@ -70,17 +83,27 @@ impl State {
             waiting: VecDeque::new(),
             batches: Kind::ALL.map(Batch::new),
             under_way: 0,
-            records: Records::default(),
-            refused_records: (Vec::new(), Moment::now()),
-            lost_records: Vec::new(),
             seeded: None,
-            since: Moment::now(),
         }
     }
 
-    /// Whether there is nothing to send and no reply to wait for.
-    pub(super) fn is_idle(&self) -> bool {
-        self.under_way == 0 && self.records.is_empty() && self.refused_records.0.is_empty()
+    /// Records a poll of the driver.
+    pub(super) fn begin_poll(&mut self, context: &Context<'_>) {
+        self.is_woken = false;
+        match &mut self.driver {
+            Some(driver) => driver.clone_from(context.waker()),
+            None => self.driver = Some(context.waker().clone()),
+        }
+    }
+
+    /// Wakes the driver, which sends the requests of this tick.
+    pub(super) fn wake_driver(&mut self) {
+        self.replies.set(self.under_way);
+        if !std::mem::replace(&mut self.is_woken, true)
+            && let Some(driver) = &self.driver
+        {
+            driver.wake_by_ref();
+        }
     }
 
     /// Whether a script has raised the counter of fencing tokens to the server's clock within [`SEEDED_FOR`].
@@ -142,100 +165,13 @@ impl State {
     pub(super) fn is_unknown(&mut self) {
         self.batches[Kind::Release as usize].is_unknown();
     }
-
-    pub(super) fn answer(&mut self, asked: Single, reply: Value) {
-        // The receiver may have been dropped.
-        match asked {
-            Single::Call(sender) => {
-                let _ = sender.send(Ok(reply));
-            }
-            Single::Hello => self.subscribe_after_hello(&reply),
-            Single::Subscribe => {
-                if let Some(channel) = &mut self.channel {
-                    channel.is_confirmed = matches!(reply, Value::Push { .. });
-                }
-            }
-            Single::Record(call) => {
-                let Value::ServerError(error) = reply else { return };
-                if error.kind() == Some(redis::ServerErrorKind::NoScript) {
-                    // The first of many contains the text, which costs the server most of the work.
-                    let is_source_sent = self
-                        .waiting
-                        .iter()
-                        .any(|asked| matches!(asked, InFlight::Single(Single::Source(_))));
-                    self.seal();
-                    if is_source_sent {
-                        call.write_packed_command(&mut self.out);
-                        self.wait(Single::Record(call));
-                    } else {
-                        RECORD.with_source(&call).write_packed_command(&mut self.out);
-                        self.wait(Single::Source(call));
-                    }
-                } else {
-                    self.refused(*call, error);
-                }
-            }
-            Single::Sink(handle) => handle.send(reply.extract_error()),
-            Single::Source(call) => {
-                if let Value::ServerError(error) = reply {
-                    self.refused(*call, error);
-                }
-            }
-        }
-    }
-
-    /// Keeps a record for later if the error is temporary.
-    fn refused(&mut self, call: Cmd, error: ServerError) {
-        let (calls, since) = &mut self.refused_records;
-        if passes(&error.into()) && calls.len() < MOST_REFUSED {
-            if calls.is_empty() {
-                *since = Moment::now();
-            }
-            calls.push(call);
-        }
-    }
-
-    /// Writes records to the output.
-    pub(super) fn write_records(&mut self, records: impl IntoIterator<Item = Record>, layout: &Layout) {
-        let mut records = records.into_iter().peekable();
-        if records.peek().is_some() {
-            self.seal();
-        }
-        for record in records {
-            let call = record.call(layout);
-            call.write_packed_command(&mut self.out);
-            self.wait(Single::Record(Box::new(call)));
-        }
-    }
-
-    /// Takes the records that are not known to be stored.
-    pub(super) fn take_records(&mut self, layout: &Layout) -> Vec<Cmd> {
-        let mut calls = std::mem::take(&mut self.lost_records);
-        calls.append(&mut self.refused_records.0);
-        calls.extend(self.records.take_all().iter().map(|record| record.call(layout)));
-        calls
-    }
-
-    /// Sends the refused records again after a while.
-    pub(super) fn repeat_records(&mut self) {
-        let (calls, since) = &mut self.refused_records;
-        if calls.is_empty() || since.elapsed() < REPEAT_EVERY {
-            return;
-        }
-        *since = Moment::now();
-        let calls = std::mem::take(calls);
-        self.seal();
-        for call in calls {
-            call.write_packed_command(&mut self.out);
-            self.wait(Single::Record(Box::new(call)));
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_flight::tests::{RELEASE, claims};
+    use super::super::in_flight::tests::{RELEASE, claims, state};
     use super::*;
+    use crate::engine::redis::keys::Layout;
     use crate::model::Claim;
 
     fn take(state: &mut State, claim: &Claim) {
@@ -260,10 +196,6 @@ mod tests {
                 .or_else(|| verbs.contains(&word).then(|| word.to_owned()))
         };
         text.split("\r\n").filter_map(name).collect()
-    }
-
-    fn state() -> State {
-        State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()))
     }
 
     fn knows(mut state: State, claim: &Claim) -> State {
@@ -323,26 +255,5 @@ mod tests {
             state.out.clear();
         }
         assert_eq!(verbs, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_record_that_the_server_refused_for_now_is_sent_again() {
-        for (line, is_repeated) in [
-            ("-OOM command not allowed\r\n", true),
-            ("-BUSY Redis is busy\r\n", true),
-            ("-MISCONF no disk\r\n", true),
-            ("-NOPERM no\r\n", false),
-        ] {
-            let mut state = state();
-            let refused = redis::parse_redis_value(line.as_bytes()).unwrap();
-            state.answer(Single::Record(Box::new(redis::cmd("EVALSHA"))), refused);
-            state.repeat_records();
-            assert!(state.out.is_empty(), "not at once");
-            assert_eq!(state.is_idle(), !is_repeated, "the watchdog stays awake for it");
-            tokio::time::advance(REPEAT_EVERY).await;
-            state.repeat_records();
-            assert_eq!(!state.out.is_empty(), is_repeated, "{line}");
-            assert_eq!(state.waiting.len(), usize::from(is_repeated));
-        }
     }
 }

@@ -1,19 +1,10 @@
-//! The fast paths to the masters of a cluster.
+//! The order of the calls to the masters of a cluster, on an event loop.
 
 use futures_util::future::join_all;
 
 use super::cluster_nodes::{Nodes, one_each, slot_of_name};
 use super::*;
 use crate::engine::Renewed;
-
-/// Returns which of the nodes have a fast path of an engine.
-async fn used(nodes: &Nodes) -> Vec<usize> {
-    let mut used = Vec::new();
-    for node in &nodes.nodes {
-        used.push(on_fast_path(node).await);
-    }
-    used
-}
 
 async fn cycle(engine: &RedisEngine, name: &str) {
     let claim = claim(name);
@@ -23,39 +14,11 @@ async fn cycle(engine: &RedisEngine, name: &str) {
 }
 
 #[tokio::test]
-async fn calls_use_a_fast_path_to_each_master_which_is_closed_when_no_call_uses_it() {
+async fn calls_on_an_event_loop_follow_a_slot_that_moves() {
     let Some(nodes) = Nodes::start(0).await else { return };
-    let ours = nodes.fast_engine().await;
-    let names = one_each();
-    open_all(&nodes, &ours, &names).await;
-    // The first one stays in use.
-    within(20, "the others are closed", async || {
-        cycle(&ours, &names[0]).await;
-        used(&nodes).await == [1, 0, 0]
-    })
-    .await;
-    within(20, "they are opened again", async || {
-        for name in &names {
-            cycle(&ours, name).await;
-        }
-        used(&nodes).await == [1, 1, 1]
-    })
-    .await;
-    ours.close().await;
-    within(20, "all are closed", async || used(&nodes).await == [0, 0, 0]).await;
-}
-
-#[tokio::test]
-async fn calls_on_fast_paths_follow_a_slot_that_moves() {
-    let Some(nodes) = Nodes::start(0).await else { return };
-    let ours = nodes.fast_engine().await;
+    let ours = nodes.engine_on_event_loop().await;
     let name = &one_each()[0];
     let slot = slot_of_name(name);
-    within(20, "a fast path", async || {
-        cycle(&ours, name).await;
-        used(&nodes).await[0] == 1
-    })
-    .await;
     let held = claim(name);
     let before = acquire(&ours, &held).await;
     nodes.open(slot, 0, 1).await;
@@ -76,27 +39,14 @@ async fn calls_on_fast_paths_follow_a_slot_that_moves() {
         Acquired::Held { .. }
     ));
     release(&ours, &held).await;
-    within(20, "a fast path to the next master", async || {
-        cycle(&ours, name).await;
-        used(&nodes).await[1] == 1
-    })
-    .await;
+    cycle(&ours, name).await;
     assert!(acquire(&ours, &claim(name)).await > before);
 }
 
-/// Waits until each master has a fast path of an engine.
-async fn open_all(nodes: &Nodes, engine: &RedisEngine, names: &[String]) {
-    within(20, "a fast path to each master", async || {
-        join_all(names.iter().map(|name| cycle(engine, name))).await;
-        used(nodes).await == [1, 1, 1]
-    })
-    .await;
-}
-
-/// Suspends a node, and drops an attempt that is sent to it on the fast path.
+/// Suspends a node, and drops an attempt that is sent to it.
 ///
 /// Redis reads at most 32 KB of a connection at a time. More than that, and less than the sockets take, is sent before the
-/// attempt. So when the node resumes, it reads a command on another connection first.
+/// attempt. So when the node resumes, it reads a command on another connection first, if there is one.
 async fn drop_attempt(engine: &Arc<RedisEngine>, nodes: &Nodes, index: usize, name: &str) -> Claim {
     for node in &nodes.nodes {
         // The others do not consider it down.
@@ -121,7 +71,7 @@ async fn drop_attempt(engine: &Arc<RedisEngine>, nodes: &Nodes, index: usize, na
     dropped
 }
 
-/// Releases a claim on another thread, like the service's task for abandoned claims: on the ordinary connection.
+/// Releases a claim on another thread, like the service's task for abandoned claims.
 fn release_elsewhere(engine: &Arc<RedisEngine>, dropped: Claim) -> tokio::task::JoinHandle<Released> {
     let (engine, runtime) = (engine.clone(), tokio::runtime::Handle::current());
     tokio::task::spawn_blocking(move || {
@@ -132,11 +82,11 @@ fn release_elsewhere(engine: &Arc<RedisEngine>, dropped: Claim) -> tokio::task::
 }
 
 #[tokio::test]
-async fn a_release_takes_effect_after_an_attempt_that_was_dropped_on_a_fast_path() {
+async fn a_release_takes_effect_after_an_attempt_that_was_dropped() {
     let Some(nodes) = Nodes::start(0).await else { return };
-    let ours = nodes.fast_engine().await;
+    let ours = nodes.engine_on_event_loop().await;
     let names = one_each();
-    open_all(&nodes, &ours, &names).await;
+    join_all(names.iter().map(|name| cycle(&ours, name))).await;
     let dropped = drop_attempt(&ours, &nodes, 0, &names[0]).await;
     // A node that hangs does not delay the calls of other slots.
     cycle(&ours, &names[1]).await;

@@ -1,4 +1,4 @@
-//! The votes that are requested on the fast paths of the nodes.
+//! The requests for the votes of the nodes.
 //!
 //! A vote is requested with `acquire.lua`, or, where they probably suffice, with plain commands. These cost the node half of the
 //! time or less. The attempts of one tick share the last two of them:
@@ -24,22 +24,23 @@ use redis::{Cmd, RedisResult, Value};
 use super::super::Quorum;
 use super::super::node::{Vote, may_still_execute};
 use super::round::Round;
+use crate::engine::redis::connection::Connection;
+use crate::engine::redis::connection::records::Record;
 use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
-use crate::engine::redis::fast_path::ReplySink;
-use crate::engine::redis::fast_path::{FastPath, Record};
-use crate::engine::redis::scripts::RECORD;
+use crate::engine::redis::wire::ReplySink;
 use crate::model::{Claim, Fence};
 
 /// The request for the vote of one node.
 pub(super) struct NodeRequest {
-    fast_path: Option<Arc<FastPath>>,
+    /// The connection at the time of the request. `None`: a task opens one.
+    connection: Option<Arc<Connection>>,
     /// Whether it consists of plain commands.
     is_plain: bool,
     /// The number of plain commands with the expected reply.
     confirmed: AtomicU8,
-    /// Whether it was repeated on the ordinary connection, because the reply on the fast path did not decide.
+    /// Whether a task has repeated it, because the reply did not decide.
     is_repeated: AtomicBool,
-    /// Whether the fast path has removed it before it was sent.
+    /// Whether it was removed before it was sent.
     is_cancelled: AtomicBool,
 }
 
@@ -59,13 +60,13 @@ impl Quorum {
         self.nodes
             .iter()
             .map(|node| {
-                let fast_path = node.link.fast_path();
+                let connection = node.link.current();
                 NodeRequest {
                     is_plain: is_plain
-                        && fast_path.as_ref().is_some_and(|fast_path| fast_path.is_plain())
+                        && connection.as_ref().is_some_and(|connection| connection.wire.is_plain())
                         && !node.refuses_scripts()
                         && node.is_probably_current(floor),
-                    fast_path,
+                    connection,
                     confirmed: AtomicU8::new(0),
                     is_repeated: AtomicBool::new(false),
                     is_cancelled: AtomicBool::new(false),
@@ -76,25 +77,25 @@ impl Quorum {
 }
 
 impl Round {
-    pub(super) fn request_on_fast_paths(self: &Arc<Self>, is_first: bool) {
+    pub(super) fn request_votes(self: &Arc<Self>, is_first: bool) {
         let sink: Arc<dyn ReplySink> = self.clone();
         let mut by_script = None;
         for (index, request) in self.requests.iter().enumerate() {
-            let Some(fast_path) = &request.fast_path else {
-                self.request_on_connection(index);
+            let Some(Connection { wire, .. }) = request.connection.as_deref() else {
+                self.request_in_task(index);
                 continue;
             };
             self.claim.mark_sent();
             let first = index * REPLIES;
             if request.is_plain {
-                fast_path.vote(&sink, first + MGET_REPLY, &self.claim, &self.value, self.floor);
+                wire.vote(&sink, first + MGET_REPLY, &self.claim, &self.value, self.floor);
             } else {
                 if !is_first {
                     // The script has to find the record of an earlier grant by plain commands.
-                    fast_path.write_records();
+                    self.quorum.nodes[index].link.write_records();
                 }
                 let call: &Cmd = by_script.get_or_insert_with(|| self.call());
-                fast_path.call_to_sink(&sink, first + SCRIPT_REPLY, |out| call.write_packed_command(out));
+                wire.call_to_sink(&sink, first + SCRIPT_REPLY, call);
             }
         }
     }
@@ -111,9 +112,9 @@ impl Round {
             },
             Err(error) => {
                 if (is_not_understood(error) || is_forbidden(error))
-                    && let Some(fast_path) = &request.fast_path
+                    && let Some(connection) = &request.connection
                 {
-                    fast_path.use_scripts_only();
+                    connection.wire.use_scripts_only();
                 }
                 false
             }
@@ -135,7 +136,7 @@ impl Round {
                 if !self.lifetime.has_ended() {
                     // From here on a release may overtake the request.
                     request.is_repeated.store(true, Relaxed);
-                    self.request_on_connection(index);
+                    self.request_in_task(index);
                 } else if !self.is_rolled_back_by_release(index) {
                     self.roll_back_later(index, false);
                 }
@@ -143,26 +144,26 @@ impl Round {
         }
     }
 
-    /// Returns whether the release was sent behind the vote on the same fast path, and so rolls it back.
+    /// Returns whether the release was sent behind the vote on the same connection, and so rolls it back.
     pub(super) fn is_rolled_back_by_release(&self, index: usize) -> bool {
-        self.fast_path(index)
-            .is_some_and(|fast_path| self.lifetime.is_released_on(index, fast_path.number()))
+        self.connection(index)
+            .is_some_and(|connection| self.lifetime.is_released_on(index, connection.generation))
     }
 
     pub(super) fn is_plain(&self, index: usize) -> bool {
         self.requests[index].is_plain
     }
 
-    /// Returns whether the fast path has removed the vote before it was sent.
+    /// Returns whether the vote was removed before it was sent.
     pub(super) fn is_cancelled_at(&self, index: usize) -> bool {
         self.requests[index].is_cancelled.load(Relaxed)
     }
 
-    /// Returns the fast path on which a node's vote is in flight, if any: the node executes later requests there after it.
-    pub(super) fn fast_path(&self, index: usize) -> Option<&Arc<FastPath>> {
+    /// Returns the connection on which a node's vote is in flight, if any: the node executes later requests there after it.
+    pub(super) fn connection(&self, index: usize) -> Option<&Arc<Connection>> {
         let request = &self.requests[index];
         request
-            .fast_path
+            .connection
             .as_ref()
             .filter(|_| !request.is_repeated.load(Relaxed))
     }
@@ -170,21 +171,14 @@ impl Round {
     /// Defers the writing of the grant's record on the nodes where the script has not written it.
     pub(super) fn write_record(&self, fence: Fence) {
         for index in 0..self.requests.len() {
-            let Some(fast_path) = self.fast_path(index).filter(|_| self.is_plain(index)) else {
+            if self.connection(index).is_none() || !self.is_plain(index) {
                 continue;
-            };
-            let record = Record {
+            }
+            self.quorum.nodes[index].link.record_later(Record {
                 claim: self.claim.clone(),
                 fence,
                 attempt: Some((self.number, self.floor / 1000)),
-            };
-            if fast_path.is_open() {
-                fast_path.record_later(record);
-            } else {
-                let (call, node) = (record.call(&self.quorum.layout), self.quorum.nodes[index].clone());
-                self.quorum
-                    .spawn(async move { drop(node.link.run(&RECORD, &call).await) });
-            }
+            });
         }
     }
 }
@@ -208,7 +202,7 @@ impl ReplySink for Round {
         if matches!(&answer, Err(failure) if failure.is_unknown_script()) && !self.lifetime.has_ended() {
             // From here on a release may overtake the request.
             self.requests[index].is_repeated.store(true, Relaxed);
-            return self.request_on_connection(index);
+            return self.request_in_task(index);
         }
         self.script_replied(index, answer);
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use redis::RedisResult;
 
-use super::buffers::State;
+use super::state::State;
 use super::in_flight::{InFlight, SentBatch, Single};
 use super::pipeline::Batch;
 use super::resp;
@@ -38,9 +38,7 @@ impl State {
         let bytes = starts
             .get(command)
             .map_or(Vec::new(), |start| self.out.split_off(*start));
-        let kept = self.keep_wanted(unsent, &bytes);
-        self.end_settled();
-        kept
+        self.keep_wanted(unsent, &bytes)
     }
 
     /// Appends the requests whose callers have not left.
@@ -50,11 +48,12 @@ impl State {
             let (request, rest) = bytes.split_at(length);
             bytes = rest;
             match asked {
-                InFlight::Single(Single::Call(sender)) if sender.is_closed() => self.under_way -= 1,
-                InFlight::Single(Single::Sink(handle)) if handle.is_cancelled() => {
-                    handle.discard();
+                InFlight::Single(asked) if asked.is_gone() => {
                     self.under_way -= 1;
-                    self.health.cancelled();
+                    if let Single::Sink(handle) = asked {
+                        handle.discard();
+                        self.health.cancelled();
+                    }
                 }
                 InFlight::Batch(sent) if sent.has_cancelled() => self.keep_wanted_calls(sent, request)?,
                 asked => {
@@ -77,13 +76,6 @@ impl State {
         }
         Ok(())
     }
-
-    /// Ends the waiting for the replies before a place (`FastPath::settled`) that has none before it any more.
-    pub(super) fn end_settled(&mut self) {
-        while let Some(InFlight::Nothing(_)) = self.waiting.front() {
-            self.waiting.pop_front();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -91,23 +83,18 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use redis::Value;
-    use tokio::sync::{Semaphore, oneshot};
+    use tokio::sync::oneshot;
 
-    use super::super::in_flight::tests::claims;
+    use super::super::in_flight::tests::{claims, state};
     use super::super::pipeline::Kind;
     use super::super::reply_sink::{ReplyHandle, ReplySink};
     use super::*;
     use crate::clock::Moment;
-    use crate::engine::redis::connection::liveness::Health;
     use crate::engine::redis::keys::Layout;
     use crate::model::Claim;
 
     fn layout() -> Layout {
         Layout::new("lock:", true)
-    }
-
-    fn state() -> State {
-        State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()))
     }
 
     /// Returns what a state writes for some requests.
@@ -237,18 +224,5 @@ mod tests {
             (state.under_way, state.waiting.len(), *odd.0.lock().unwrap()),
             (3, 2, 0)
         );
-    }
-
-    #[test]
-    fn a_caller_that_waits_for_what_was_removed_waits_no_longer() {
-        let mut state = state();
-        let call = one(&mut state, "TIME");
-        let (sender, mut settled) = oneshot::channel();
-        state.waiting.push_back(InFlight::Nothing(sender));
-        state.remove_unsent().unwrap();
-        assert_eq!(settled.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        drop(call);
-        state.remove_unsent().unwrap();
-        assert_eq!(settled.try_recv(), Err(oneshot::error::TryRecvError::Closed));
     }
 }

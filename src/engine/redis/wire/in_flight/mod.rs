@@ -4,7 +4,7 @@ pub(super) mod pushes;
 #[cfg(test)]
 pub(super) mod tests;
 
-use redis::{Cmd, RedisError, RedisResult, Value};
+use redis::{RedisError, RedisResult, Value};
 use tokio::sync::oneshot;
 
 use super::call::{ALONE, Outcome};
@@ -19,17 +19,15 @@ pub(super) enum InFlight {
     Single(Single),
     /// Several calls that share commands.
     Batch(SentBatch),
-    /// A caller that waits until all earlier requests are answered. It has no reply of its own.
-    Nothing(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>),
 }
 
 impl InFlight {
     /// Returns the number of commands, each of which has one reply.
     pub(super) fn commands(&self) -> usize {
         match self {
+            InFlight::Single(Single::Asking(_)) => 2,
             InFlight::Single(_) => 1,
             InFlight::Batch(sent) => sent.commands(),
-            InFlight::Nothing(_) => 0,
         }
     }
 }
@@ -44,15 +42,54 @@ impl From<Single> for InFlight {
 pub(super) enum Single {
     /// A call.
     Call(oneshot::Sender<RedisResult<Value>>),
+    /// A call whose command follows `ASKING`.
+    Asking(oneshot::Sender<RedisResult<Value>>),
+    /// A command about a subscription. Its reply is a push of this name, or an error.
+    Subscription {
+        verb: &'static str,
+        name: String,
+        reply: oneshot::Sender<RedisResult<Value>>,
+    },
     Sink(ReplyHandle),
-    /// The fast path itself, after `HELLO 3`: SUBSCRIBE follows.
-    Hello,
-    /// The fast path itself. The answer to SUBSCRIBE is a push or an error.
-    Subscribe,
-    /// No caller: a record. It is sent again if the server does not know the script.
-    Record(Box<Cmd>),
-    /// No caller: a record that was sent with the script's text. The call is the one without the text.
-    Source(Box<Cmd>),
+}
+
+impl Single {
+    /// Whether the caller was dropped, or does not need the request any more.
+    pub(super) fn is_gone(&self) -> bool {
+        match self {
+            Single::Call(reply) | Single::Asking(reply) => reply.is_closed(),
+            // The state of a subscription on the server has to be known.
+            Single::Subscription { .. } => false,
+            Single::Sink(handle) => handle.is_cancelled(),
+        }
+    }
+
+    pub(super) fn is_of_sink(&self) -> bool {
+        matches!(self, Single::Sink(_))
+    }
+
+    /// Returns the reply to the last of its commands.
+    pub(super) fn last_of<'r>(&self, replies: &'r [u8]) -> RedisResult<&'r [u8]> {
+        match self {
+            Single::Asking(_) => {
+                let mut replies = Reader::new(replies);
+                replies.skip(1)?;
+                Ok(replies.rest())
+            }
+            _ => Ok(replies),
+        }
+    }
+
+    /// Passes on the reply.
+    pub(super) fn deliver(self, reply: Value) {
+        match self {
+            Single::Call(sender) | Single::Asking(sender) | Single::Subscription { reply: sender, .. } => {
+                // The caller may have been dropped.
+                let _ = sender.send(Ok(reply));
+            }
+            Single::Sink(handle) => handle.send(reply.extract_error()),
+        }
+    }
 }
 
 /// The receiver of the outcome for one name.

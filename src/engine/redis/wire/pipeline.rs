@@ -1,7 +1,7 @@
 //! Batches: the commands of several calls, built during one tick of the event loop.
 //!
 //! Calls of one kind share their commands. Releases are written first, so that their names are free for the acquisitions of
-//! the same tick. Requests of one owner keep their order. Any other request on the fast path closes the batches before it. A
+//! the same tick. Requests of one owner keep their order. Any other request on the connection closes the batches before it. A
 //! single call is a batch of one.
 
 use redis::{Cmd, RedisResult};

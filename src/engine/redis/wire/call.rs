@@ -1,4 +1,4 @@
-//! What callers of the fast path pass to it and receive from it.
+//! What callers of the connection pass to it and receive from it.
 
 use redis::Value;
 

@@ -16,7 +16,7 @@ const END: &[u8] = b"\r\n";
 /// Returns the length of the first reply in `bytes`. `None`: it is incomplete.
 ///
 /// # Behavior
-/// Each call begins from the start, reads each line once, and skips bulk strings: the longest reply on the fast path has
+/// Each call begins from the start, reads each line once, and skips bulk strings: the longest reply on the connection has
 /// some thousand short lines (`list`).
 ///
 /// # Errors

@@ -3,7 +3,10 @@ use std::sync::{Arc, Mutex};
 use super::super::call::BatchRelease;
 use super::super::pipeline::Batch;
 use super::super::reply_sink::ReplySink;
+use super::super::state::{Opened, State};
 use super::*;
+use crate::engine::core::stream::Replies;
+use crate::engine::redis::connection::liveness::Health;
 use crate::engine::redis::keys::{CHANNEL_PREFIX, Layout, Part};
 use crate::engine::redis::scripts::RELEASE_MANY;
 use crate::model::{Claim, Key, Process, Ttl};
@@ -27,6 +30,16 @@ pub(in super::super) fn claims(count: usize) -> Vec<Claim> {
         )
     };
     (0..count).map(claim).collect()
+}
+
+/// Returns the state of a connection whose peer has closed it.
+pub(in super::super) fn state() -> State {
+    let opened = Opened {
+        io: Box::new(tokio::io::empty()),
+        replies: Replies::default(),
+        version: Some(7),
+    };
+    State::new(opened, Arc::new(tokio::sync::Semaphore::new(0)), Arc::new(Health::new()))
 }
 
 fn bulk(text: &str) -> String {

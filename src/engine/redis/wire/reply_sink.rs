@@ -7,7 +7,7 @@ use redis::{RedisResult, Value};
 use crate::engine::redis::error::broken;
 
 /// Receives replies on the thread that reads them, in the place of a call that waits. The methods must not block, and must
-/// not use the fast path.
+/// not use the connection.
 pub(in super::super) trait ReplySink: Send + Sync {
     /// Receives the reply to the request with this number, or an error if there is none.
     fn on_reply(self: Arc<Self>, number: usize, reply: RedisResult<Value>);
