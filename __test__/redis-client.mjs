@@ -35,15 +35,12 @@ export async function startRedisWithTls({ args = [] } = {}) {
 }
 
 /**
- * Resolves to the ids of the fast paths to a server that have executed the commands of a call. They use RESP2, or have a name once
- * they receive messages; other connections of holdfast use RESP3 and have no name.
+ * Resolves to the ids of the connections of holdfast to a server. They use RESP3, like no other connection of these tests.
  *
  * @param {number} port its port without TLS
  */
-export async function fastPathsTo(port) {
+export async function connectionsTo(port) {
   const clients = (await redisCommand(port, 'CLIENT LIST')).split('\n')
-  const used = clients.filter(
-    (line) => / cmd=(mget|evalsha) /.test(line) && / resp=2\b| name=holdfast-fast-path /.test(line),
-  )
-  return used.map((line) => Number(/id=(\d+)/.exec(line)?.[1])).sort((one, other) => one - other)
+  const ours = clients.filter((line) => / resp=3\b/.test(line))
+  return ours.map((line) => Number(/id=(\d+)/.exec(line)?.[1])).sort((one, other) => one - other)
 }

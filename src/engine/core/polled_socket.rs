@@ -40,19 +40,11 @@ struct State {
 }
 
 impl PolledSocket {
-    pub(super) fn of_tcp(
-        stream: TcpStream,
-        listens: bool,
-        replies: Replies,
-    ) -> io::Result<Arc<Self>> {
+    pub(super) fn of_tcp(stream: TcpStream, listens: bool, replies: Replies) -> io::Result<Arc<Self>> {
         Ok(Self::new(stream.into_std()?.into(), listens, replies))
     }
 
-    pub(super) fn of_local(
-        stream: LocalStream,
-        listens: bool,
-        replies: Replies,
-    ) -> io::Result<Arc<Self>> {
+    pub(super) fn of_local(stream: LocalStream, listens: bool, replies: Replies) -> io::Result<Arc<Self>> {
         Ok(Self::new(stream.into_std()?.into(), listens, replies))
     }
 

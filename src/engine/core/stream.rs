@@ -110,7 +110,12 @@ impl Stream {
 impl StreamHandle {
     /// Passes the socket to an event loop, which polls it from then on. Called while nothing polls the stream. `listens`: messages arrive
     /// without a request.
-    pub(in crate::engine) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>, listens: bool, replies: &Replies) -> io::Result<()> {
+    pub(in crate::engine) fn serve_on(
+        &self,
+        event_loop: &Arc<dyn EventLoop>,
+        listens: bool,
+        replies: &Replies,
+    ) -> io::Result<()> {
         let mut io = self.0.lock();
         let socket = match std::mem::replace(&mut *io, Io::Closed) {
             Io::Tcp(stream) => PolledSocket::of_tcp(stream, listens, replies.clone())?,

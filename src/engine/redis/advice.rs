@@ -92,7 +92,6 @@ pub(super) fn explained(error: &RedisError) -> String {
 pub(super) fn explained_of_sentinel(error: &RedisError) -> String {
     let [required, refused] = OF_SENTINELS;
     match (error.kind(), error.code()) {
-        // With RESP2 the driver does not keep the server's words.
         (ErrorKind::AuthenticationFailed, _) => render("refuses the login", refused),
         (_, Some("NOAUTH")) => render(said(error), required),
         _ => explained(error),

@@ -4,7 +4,7 @@
 //! # Behavior
 //! A call starts on the JavaScript thread: its future is polled at once. When this thread wakes it (a reply or a message that the
 //! event loop read), it is polled here in the same tick, and its promise is settled at the end of the tick. When another thread
-//! wakes it (a timer, the ordinary connection, a renewal), it is polled on the I/O thread, because the user's code never blocks
+//! wakes it (a timer, a renewal), it is polled on the I/O thread, because the user's code never blocks
 //! that thread.
 //!
 //! The same rules apply to the tasks of an engine. While the user's code blocks this thread, the I/O thread polls what is ready here

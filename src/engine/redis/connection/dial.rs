@@ -109,7 +109,10 @@ impl Dialed {
         if let Some(password) = login.password() {
             let mut auth = redis::cmd("AUTH");
             auth.arg(login.username()).arg(password);
-            self.ask(&auth).await?;
+            self.ask(&auth).await.map_err(|error| match error.kind() {
+                redis::ErrorKind::Io | redis::ErrorKind::Parse => error,
+                _ => (redis::ErrorKind::AuthenticationFailed, "the sentinel refuses the login").into(),
+            })?;
         }
         Ok(())
     }
@@ -165,7 +168,9 @@ pub(super) async fn open(config: &RedisConfig, server: &ConnectionInfo) -> Resul
     }
     let replies = Replies::default();
     if let Some(event_loop) = &config.event_loop {
-        socket.serve_on(event_loop, true, &replies).map_err(redis::RedisError::from)?;
+        socket
+            .serve_on(event_loop, true, &replies)
+            .map_err(redis::RedisError::from)?;
     }
     Ok(Opened { io, replies, version })
 }

@@ -71,8 +71,13 @@ impl Health {
 
     /// Whether new calls need another connection.
     pub(in super::super) fn is_lost(&self, silence_limit: Duration) -> bool {
+        self.is_dead() || self.is_silent(silence_limit)
+    }
+
+    /// Whether calls have waited for this time without any reply.
+    pub(in super::super) fn is_silent(&self, limit: Duration) -> bool {
         let unanswered = self.unanswered();
-        self.is_dead() || unanswered.calls > 0 && unanswered.since.elapsed() >= silence_limit
+        unanswered.calls > 0 && unanswered.since.elapsed() >= limit
     }
 
     /// Records that a call is about to be sent.

@@ -32,7 +32,7 @@ use self::pubsub::Topics;
 use self::records::Records;
 use super::config::{RedisConfig, show_address};
 use super::error::{Failure, is_refused_login};
-use super::wire::{Push, Wire, drive};
+use super::wire::{Push, Wire, drive, flush};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::event_loop::{Task, unless_it_panics};
@@ -40,6 +40,10 @@ use crate::event_loop::{Task, unless_it_panics};
 /// The backoff of reconnecting for subscribers.
 const RECONNECT: Backoff =
     Backoff::new(Duration::from_micros(37_500), Duration::from_millis(4_500)).with_jitter(2.0 / 3.0);
+
+/// The longest wait for a late reply. A server that was stopped may continue at any time, but requests in the buffers of a connection
+/// are executed or lost with it within about a minute.
+pub(super) const LATE_REPLY: Duration = Duration::from_secs(65);
 
 /// An open connection.
 pub(super) struct Connection {
@@ -210,16 +214,20 @@ impl Link {
         let opened = dial::open(&self.config, &server).await.map_err(&cannot_connect)?;
         health.measured(started.elapsed());
         tracing::debug!(address = &*address, generation, "connection opened");
-        let wire = Wire::new(opened, health.clone(), self.config.layout.clone());
+        let event_loop = self.config.event_loop.as_ref();
+        let wire = Wire::new(opened, health.clone(), self.config.layout.clone(), event_loop.cloned());
         let driving = serve(Arc::downgrade(self), Arc::downgrade(&wire), health.clone(), generation);
-        Task::spawn(self.config.event_loop.as_deref(), driving);
+        Task::spawn(event_loop.map(|event_loop| &**event_loop), driving);
+        if let Some(event_loop) = event_loop {
+            Task::spawn(Some(&**event_loop), flush(Arc::downgrade(&wire)));
+        }
         let connection = Arc::new(Connection {
             wire,
             generation,
             health,
             address: server_address,
         });
-        let watching = watch_silence(Arc::downgrade(self), Arc::downgrade(&connection));
+        let watching = watch_silence(Arc::downgrade(self), Arc::downgrade(&connection), self.limit());
         self.runtime.spawn(watching.boxed());
         let subscribed = self.resubscribe(&connection).await;
         subscribed.map_err(|error| cannot_connect(error.into()))?;
@@ -326,16 +334,20 @@ async fn keep_trying(link: Weak<Link>) {
     }
 }
 
-/// Replaces a connection that is silent although requests without a waiting caller are in flight.
-async fn watch_silence(link: Weak<Link>, connection: Weak<Connection>) {
-    while let (Some(link), Some(connection)) = (link.upgrade(), connection.upgrade()) {
-        if connection.health.is_lost(2 * link.limit()) {
-            connection.wire.end();
-            return link.lose(connection.generation);
+/// Replaces a connection that is silent although requests without a waiting caller are in flight, and ends it when their replies can
+/// no longer arrive.
+async fn watch_silence(link: Weak<Link>, connection: Weak<Connection>, limit: Duration) {
+    while let Some(connection) = connection.upgrade() {
+        if connection.health.is_silent(LATE_REPLY) {
+            return connection.wire.end();
         }
-        let pause = link.limit();
-        drop((link, connection));
-        tokio::time::sleep(pause).await;
+        if connection.health.is_silent(2 * limit)
+            && let Some(link) = link.upgrade()
+        {
+            link.lose(connection.generation);
+        }
+        drop(connection);
+        tokio::time::sleep(limit).await;
     }
 }
 

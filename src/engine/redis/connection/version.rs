@@ -12,7 +12,7 @@ const OLDEST: (u32, u32) = (6, 2);
 /// The oldest supported version of a cluster: earlier ones have no sharded channels.
 const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
-/// Checks the mode and the version of a server. 
+/// Checks the mode and the version of a server.
 ///
 /// # Errors
 /// [`Failure::WrongServer`] for a sentinel, for an old server, and outside of a cluster for a node of one.

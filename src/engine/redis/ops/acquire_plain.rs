@@ -142,9 +142,7 @@ impl RedisEngine {
     async fn is_queued(&self, link: &Arc<Link>, connection: &Arc<Connection>, key: &Key) -> Result<bool, Failure> {
         let mut room = KeyBuffer::default();
         let (_, [queue]) = room.keys(&self.layout, key.as_str(), [Part::Queue]);
-        let look = connection
-            .wire
-            .call_written(|out| resp::write(out, &["EXISTS", queue]));
+        let look = connection.wire.call_written(|out| resp::write(out, &["EXISTS", queue]));
         Ok(link.exchange(connection, look).await? != Value::Int(0))
     }
 

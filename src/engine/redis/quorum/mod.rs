@@ -67,8 +67,8 @@ use self::turns::Turns;
 use self::votes::{Votes, majority, no_majority};
 use super::error::{ENGINE, Failure};
 use super::keys::{Layout, Part};
-use super::scripts::Script;
 use super::ops::contended::Contended;
+use super::scripts::Script;
 use crate::engine::attempt_queue::AttemptQueue;
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -280,6 +280,10 @@ impl Quorum {
     fn close_connections(&self) {
         self.closing.cancel();
         for node in &self.nodes {
+            // Requests that are counted where they are answered refer to their connection.
+            if let Some(connection) = node.link.current() {
+                connection.wire.end();
+            }
             node.link.close();
         }
     }

@@ -14,8 +14,8 @@ use super::scripts::{FORCE_RELEASE, RELEASE};
 use super::votes::{Answer, Count, Votes};
 use super::{PARTS, Quorum};
 use crate::clock::Moment;
-use crate::engine::redis::error::Failure;
 use crate::engine::redis::connection::Connection;
+use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FREE_CHANNEL, Part};
 use crate::engine::redis::wire::{ALONE, BatchRelease, ReplySink};
 use crate::engine::{Released, Releases, Result};
@@ -173,7 +173,9 @@ impl ReleaseRound {
                 continue;
             };
             if self.is_batchable() {
-                connection.wire.release_to_sink(&sink, index, &RELEASE_BATCH, &self.claim);
+                connection
+                    .wire
+                    .release_to_sink(&sink, index, &RELEASE_BATCH, &self.claim);
             } else {
                 connection.wire.call_to_sink(&sink, index, self.call());
             }

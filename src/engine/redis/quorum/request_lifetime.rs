@@ -43,7 +43,11 @@ impl RequestLifetime {
 
     /// Returns whether the release was sent to a node on this connection: the node executes it after all earlier requests there.
     pub(super) fn is_released_on(&self, node: usize, connection: u64) -> bool {
-        connection != 0 && self.released_on.get().is_some_and(|numbers| numbers[node] == connection)
+        connection != 0
+            && self
+                .released_on
+                .get()
+                .is_some_and(|numbers| numbers[node] == connection)
     }
 }
 

@@ -119,9 +119,7 @@ impl Listener {
     async fn listen(&self, backoff: &mut Backoff) -> RedisResult<Infallible> {
         let subscribing = async {
             let mut dialed = Dialed::connect(&self.sentinel, self.sentinels.tls.as_ref()).await?;
-            dialed
-                .log_in_to_sentinel(self.sentinel.redis_settings())
-                .await?;
+            dialed.log_in_to_sentinel(self.sentinel.redis_settings()).await?;
             dialed.ask(redis::cmd("SUBSCRIBE").arg(CHANNEL)).await?;
             RedisResult::Ok(dialed)
         };

@@ -41,7 +41,9 @@ impl Sentinels {
         let mut dialed = Dialed::connect(sentinel, self.tls.as_ref()).await?;
         dialed.log_in_to_sentinel(sentinel.redis_settings()).await?;
         let mut ask = redis::cmd("SENTINEL");
-        let reply = dialed.ask(ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.master)).await?;
+        let reply = dialed
+            .ask(ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.master))
+            .await?;
         Ok(FromRedisValue::from_redis_value(reply)?)
     }
 }

@@ -26,7 +26,7 @@ pub(in super::super) async fn drive(wire: Weak<Wire>, handle: impl Fn(Push)) {
         };
         let (outcome, pushes) = {
             let mut state = wire.state();
-            state.begin_poll(context);
+            state.driver.begin_poll(context);
             let outcome = wire.exchange(&mut state, context);
             state.replies.set(state.under_way);
             (outcome, std::mem::take(&mut state.pushes))
@@ -45,6 +45,25 @@ pub(in super::super) async fn drive(wire: Weak<Wire>, handle: impl Fn(Push)) {
         match wire.has_ended.load(Relaxed) {
             true => Poll::Ready(()),
             false => Poll::Pending,
+        }
+    })
+    .await;
+}
+
+/// Writes the requests of the threads that are not the event loop's. It reads nothing, so that the event loop reads all replies, and
+/// its calls continue in the same tick.
+pub(in super::super) async fn flush(wire: Weak<Wire>) {
+    poll_fn(|context| {
+        let Some(wire) = wire.upgrade() else {
+            return Poll::Ready(());
+        };
+        let mut state = wire.state();
+        state.flusher.begin_poll(context);
+        state.seal();
+        state.write_early();
+        match wire.is_open() {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
         }
     })
     .await;
@@ -130,7 +149,8 @@ impl Wire {
                     if asked.is_of_sink() {
                         // Waiting calls record that themselves.
                         self.health.replied(None);
-                        spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
+                        spoiled |=
+                            matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
                     }
                     asked.deliver(reply);
                 }

@@ -95,25 +95,35 @@ async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
     let server: ConnectionInfo = ConnectionAddr::Tcp("127.0.0.1".to_owned(), port)
         .into_connection_info()
         .unwrap();
-    let dialed = Dialed::connect(&server, tls.map(|factory| &factory.trust)).await.unwrap();
+    let dialed = Dialed::connect(&server, tls.map(|factory| &factory.trust))
+        .await
+        .unwrap();
     let opened = Opened {
         io: dialed.io,
         replies: Replies::default(),
         version: Some(7),
     };
-    let wire = Wire::new(opened, Arc::new(Health::new()), Layout::new("lock:", true));
+    let wire = Wire::new(opened, Arc::new(Health::new()), Layout::new("lock:", true), None);
     let pushes = Arc::new(Mutex::new(Vec::new()));
     let received = pushes.clone();
     let receive = move |push: Push| received.lock().unwrap().push(format!("{push:?}"));
     let driver = tokio::spawn(drive(Arc::downgrade(&wire), receive));
     let ping = redis::cmd("PING");
     let calls = async {
-        let subscribed = async { wire.change_subscription("SUBSCRIBE", "to").await.map(|()| "subscribed".into()) };
+        let subscribed = async {
+            wire.change_subscription("SUBSCRIBE", "to")
+                .await
+                .map(|()| "subscribed".into())
+        };
         let calls = join_all((0..CALLS).map(|_| wire.call(&ping)));
         let (subscribed, calls) = tokio::join!(subscribed, calls);
-        [subscribed].into_iter().chain(calls.into_iter().map(|call| call.map(|value| format!("{value:?}"))))
+        [subscribed]
+            .into_iter()
+            .chain(calls.into_iter().map(|call| call.map(|value| format!("{value:?}"))))
     };
-    let outcomes = tokio::time::timeout(Duration::from_secs(60), calls).await.expect("an outcome for each call");
+    let outcomes = tokio::time::timeout(Duration::from_secs(60), calls)
+        .await
+        .expect("an outcome for each call");
     wire.end();
     driver.await.unwrap();
     peer.join().unwrap();
@@ -133,7 +143,11 @@ async fn what_a_peer_sends_has_the_same_outcome_with_and_without_tls() {
     let (mut whole, mut broken, mut pushes) = (0, 0, 0);
     for round in 0..150 {
         let mut bytes = random
-            .choice([&b">3\r\n$9\r\nsubscribe\r\n$2\r\nto\r\n:1\r\n"[..], b"-ERR no\r\n", b"+OK\r\n"])
+            .choice([
+                &b">3\r\n$9\r\nsubscribe\r\n$2\r\nto\r\n:1\r\n"[..],
+                b"-ERR no\r\n",
+                b"+OK\r\n",
+            ])
             .unwrap()
             .to_vec();
         for _ in 0..random.usize(..CALLS + 2) {

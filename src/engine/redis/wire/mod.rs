@@ -1,9 +1,10 @@
 //! The protocol of a connection: requests are collected during a tick, written together, and their replies are read in order.
 //!
 //! # Behavior
-//! Each connection has one task, the driver ([`drive`]), which the caller's event loop polls, or the runtime if there is no event
+//! Each connection has a task, the driver ([`drive`]), which the caller's event loop polls, or the runtime if there is no event
 //! loop. A request is added to the output on the thread of its call, and wakes the driver. So the requests of one tick share commands
-//! and packets. Replies and messages are handled where the driver reads them.
+//! and packets. Replies and messages are handled where the driver reads them. A request of another thread wakes a task that only writes
+//! ([`flush`]).
 //!
 //! The protocol is RESP3 (the Redis serialization protocol specification). The server executes the requests of a connection in the
 //! order in which they were sent: a release takes effect after the attempts before it, also if their callers were dropped.
@@ -19,6 +20,8 @@ pub(super) mod resp;
 #[cfg(test)]
 mod resp_check;
 mod state;
+#[cfg(test)]
+mod tests;
 mod unsent;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -30,7 +33,7 @@ use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Semaphore, TryAcquireError, oneshot};
 
 pub(super) use self::call::{ALONE, BatchRelease, Outcome};
-pub(super) use self::driver::drive;
+pub(super) use self::driver::{drive, flush};
 use self::in_flight::Single;
 pub(super) use self::in_flight::pushes::Push;
 use self::pipeline::{Batch, Kind};
@@ -42,6 +45,7 @@ use super::connection::liveness::{ATTEMPTS, Health};
 use super::error::broken;
 use super::keys::Layout;
 use crate::clock::Moment;
+use crate::event_loop::EventLoop;
 use crate::model::Claim;
 
 /// Output is written before the tick ends when it would serve a third of the calls in flight, so that the server works on it
@@ -58,6 +62,7 @@ pub(super) struct Wire {
     cause: OnceLock<RedisError>,
     health: Arc<Health>,
     layout: Layout,
+    event_loop: Option<Arc<dyn EventLoop>>,
     /// Whether plain commands may be used (`ops/acquire_plain.rs`).
     plain: AtomicBool,
     /// Locked while a call with the text of a script is in flight.
@@ -67,7 +72,12 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(opened: Opened, health: Arc<Health>, layout: Layout) -> Arc<Self> {
+    pub(super) fn new(
+        opened: Opened,
+        health: Arc<Health>,
+        layout: Layout,
+        event_loop: Option<Arc<dyn EventLoop>>,
+    ) -> Arc<Self> {
         // `SET` with both `NX` and `GET` needs version 7.
         let plain = opened.version >= Some(7);
         let attempts = Arc::new(Semaphore::new(ATTEMPTS));
@@ -77,6 +87,7 @@ impl Wire {
             cause: OnceLock::new(),
             health,
             layout,
+            event_loop,
             plain: AtomicBool::new(plain),
             loading: tokio::sync::Mutex::new(()),
             attempts,
@@ -304,15 +315,20 @@ impl Wire {
         if state.unsealed() >= early {
             state.seal();
         }
-        if state.out.len() - state.written >= early
-            && let Some(driver) = state.driver.take()
-        {
-            // After a failed write the driver, which writes again, finds the error.
-            let _ = state.write(&mut Context::from_waker(&driver));
-            state.driver = Some(driver);
+        if state.out.len() - state.written >= early {
+            state.write_early();
         }
-        state.wake_driver();
+        self.wake(&mut state);
         Ok(result)
+    }
+
+    /// Wakes the task that sends the requests of this tick.
+    fn wake(&self, state: &mut State) {
+        state.replies.set(state.under_way);
+        match &self.event_loop {
+            Some(event_loop) if !event_loop.is_here() => state.flusher.wake(),
+            _ => state.driver.wake(),
+        }
     }
 
     /// Refuses attempts from here on: the connection is replaced.
@@ -328,11 +344,11 @@ impl Wire {
         state.seal();
         (state.out, state.written, state.under_way) = (Vec::new(), 0, 0);
         state.replies.set(0);
-        let rest = (state.io.take(), std::mem::take(&mut state.waiting));
-        state.wake_driver();
+        let (io, waiting) = (state.io.take(), std::mem::take(&mut state.waiting));
+        state.driver.wake();
+        state.flusher.wake();
         drop(state);
         // Without the lock: the last owner of another connection may be among them.
-        let (io, waiting) = rest;
         drop(waiting);
         io.map(close);
     }
@@ -346,7 +362,7 @@ impl Wire {
     pub(super) fn caller_left(&self) {
         let mut state = self.state();
         state.has_left = true;
-        state.wake_driver();
+        self.wake(&mut state);
     }
 }
 
@@ -356,7 +372,8 @@ impl Drop for Wire {
         let state = self.state.get_mut();
         state.io.take().map(close);
         state.replies.set(0);
-        state.wake_driver();
+        state.driver.wake();
+        state.flusher.wake();
     }
 }
 

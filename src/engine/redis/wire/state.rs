@@ -35,13 +35,39 @@ pub(in super::super) struct Opened {
     pub(in super::super) version: Option<u32>,
 }
 
+/// What wakes a task.
+#[derive(Default)]
+pub(super) struct Wakeup {
+    /// `None` before its first poll.
+    waker: Option<Waker>,
+    /// It will be polled.
+    is_woken: bool,
+}
+
+impl Wakeup {
+    /// Records a poll.
+    pub(super) fn begin_poll(&mut self, context: &Context<'_>) {
+        self.is_woken = false;
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => self.waker = Some(context.waker().clone()),
+        }
+    }
+
+    pub(super) fn wake(&mut self) {
+        if !std::mem::replace(&mut self.is_woken, true)
+            && let Some(waker) = &self.waker
+        {
+            waker.wake_by_ref();
+        }
+    }
+}
+
 pub(super) struct State {
     /// `None` after the end.
     pub(super) io: Option<Box<dyn Io>>,
-    /// Wakes the driver. `None` before its first poll.
-    pub(super) driver: Option<Waker>,
-    /// The driver will be polled.
-    is_woken: bool,
+    pub(super) driver: Wakeup,
+    pub(super) flusher: Wakeup,
     pub(super) replies: Replies,
     /// The pushes that were read and not passed on yet.
     pub(super) pushes: Vec<Push>,
@@ -69,8 +95,8 @@ impl State {
     pub(super) fn new(opened: Opened, attempts: Arc<Semaphore>, health: Arc<Health>) -> Self {
         State {
             io: Some(opened.io),
-            driver: None,
-            is_woken: false,
+            driver: Wakeup::default(),
+            flusher: Wakeup::default(),
             replies: opened.replies,
             pushes: Vec::new(),
             attempts,
@@ -87,22 +113,14 @@ impl State {
         }
     }
 
-    /// Records a poll of the driver.
-    pub(super) fn begin_poll(&mut self, context: &Context<'_>) {
-        self.is_woken = false;
-        match &mut self.driver {
-            Some(driver) => driver.clone_from(context.waker()),
-            None => self.driver = Some(context.waker().clone()),
-        }
-    }
-
-    /// Wakes the driver, which sends the requests of this tick.
-    pub(super) fn wake_driver(&mut self) {
-        self.replies.set(self.under_way);
-        if !std::mem::replace(&mut self.is_woken, true)
-            && let Some(driver) = &self.driver
-        {
-            driver.wake_by_ref();
+    /// Writes what the socket takes now. If that fails, the driver, which is woken, finds the error.
+    pub(super) fn write_early(&mut self) {
+        if let Some(driver) = self.driver.waker.take() {
+            let written = self.write(&mut Context::from_waker(&driver));
+            self.driver.waker = Some(driver);
+            if written.is_err() {
+                self.driver.wake();
+            }
         }
     }
 

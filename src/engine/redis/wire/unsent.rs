@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use redis::RedisResult;
 
-use super::state::State;
 use super::in_flight::{InFlight, SentBatch, Single};
 use super::pipeline::Batch;
 use super::resp;
+use super::state::State;
 
 impl State {
     /// Removes the requests of callers that left, unless they are written, or partly written.

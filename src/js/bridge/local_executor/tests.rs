@@ -243,9 +243,10 @@ fn the_end_drops_the_calls_that_are_here() {
     }
 }
 
-/// A socket with pending replies, which counts its reads.
+/// A socket with pending replies, or one that only receives messages. It counts its reads.
 #[derive(Default)]
 struct TestSocket {
+    listens: bool,
     reads: AtomicU64,
 }
 
@@ -265,6 +266,10 @@ impl Socket for TestSocket {
     }
 
     fn awaits(&self) -> bool {
+        !self.listens
+    }
+
+    fn is_watched(&self) -> bool {
         true
     }
 
@@ -366,6 +371,24 @@ fn the_io_thread_reads_no_socket_while_this_thread_ticks() {
     if longest < Duration::from_millis(15) {
         assert_eq!(socket.reads.load(Relaxed), 0);
     }
+}
+
+#[test]
+fn a_sleeping_watchdog_reads_a_socket_that_only_listens_a_few_times_per_second() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let socket = Arc::new(TestSocket {
+        listens: true,
+        ..TestSocket::default()
+    });
+    executor.watch();
+    event_loop(&executor).watch(Arc::downgrade(&socket) as _);
+    until("the watchdog sleeps", || executor.watchdog.is_asleep());
+    let before = socket.reads.load(Relaxed);
+    thread::sleep(Duration::from_secs(1));
+    // Fewer on a machine that stands still.
+    let reads = socket.reads.load(Relaxed) - before;
+    assert!((1..=5).contains(&reads), "{reads}");
 }
 
 #[test]

@@ -4,7 +4,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use redis::{Cmd, Value};
 
@@ -15,14 +14,10 @@ use super::super::votes::Votes;
 use super::super::{Quorum, VOTED};
 use super::requests::NodeRequest;
 use crate::engine::attempt_queue::Permit;
+use crate::engine::redis::connection::LATE_REPLY;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::RECORD_KEPT_MS;
 use crate::model::Claim;
-
-/// The longest wait for a late answer in a task. A node that was stopped may continue at any time, but requests
-/// in the buffers of a connection are executed or lost with it within about a minute. (A silent connection is closed sooner, and
-/// its requests are doubtful from then on.)
-const LATE_REPLY: Duration = Duration::from_secs(65);
 
 /// The round of one attempt. Its votes and its rollback share it.
 pub(super) struct Round {

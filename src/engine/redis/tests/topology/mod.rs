@@ -3,9 +3,9 @@
 use super::*;
 
 mod cluster;
+mod cluster_nodes;
 #[cfg(unix)]
 mod cluster_order;
-mod cluster_nodes;
 mod failover_events;
 mod moving_slots;
 mod replicas;

@@ -10,9 +10,14 @@ use super::{InFlight, Single};
 /// A push that no request has caused.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super::super) enum Push {
-    Message { channel: Vec<u8>, message: Vec<u8> },
+    Message {
+        channel: Vec<u8>,
+        message: Vec<u8>,
+    },
     /// The node of a cluster has ended the subscription to a channel, whose slot moves.
-    Ended { channel: Vec<u8> },
+    Ended {
+        channel: Vec<u8>,
+    },
 }
 
 impl Push {

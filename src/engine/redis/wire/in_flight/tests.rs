@@ -39,7 +39,11 @@ pub(in super::super) fn state() -> State {
         replies: Replies::default(),
         version: Some(7),
     };
-    State::new(opened, Arc::new(tokio::sync::Semaphore::new(0)), Arc::new(Health::new()))
+    State::new(
+        opened,
+        Arc::new(tokio::sync::Semaphore::new(0)),
+        Arc::new(Health::new()),
+    )
 }
 
 fn bulk(text: &str) -> String {

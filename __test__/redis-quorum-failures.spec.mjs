@@ -1,11 +1,11 @@
-// The fast paths to the nodes of a quorum, through TLS: pairs, a broken connection, a node that hangs, a node that is killed.
+// The connections to the nodes of a quorum, through TLS: pairs, a broken connection, a node that hangs, a node that is killed.
 import assert from 'node:assert/strict'
 import { it } from 'node:test'
 import { LockService } from '../index.js'
 import { redisTls } from '../scripts/certificates.mjs'
 import { locateRedis } from '../scripts/servers.mjs'
 import { startRedisQuorum } from '../scripts/topologies.mjs'
-import { killFastPath, pair, startLoad, usesFastPaths } from './redis-fast-path-load.mjs'
+import { killConnection, pair, startLoad, usesConnections } from './redis-load.mjs'
 import { canStartServer } from './stores.mjs'
 import { assertGrowing, later, rejects, until } from './tools.mjs'
 
@@ -21,7 +21,7 @@ it('a quorum through TLS tolerates a node that hangs and one that is killed', { 
   const locks = await connect()
   let peer = locks
   try {
-    const warm = (servers = nodes) => usesFastPaths(servers, () => pair(locks, 'warm'))
+    const warm = (servers = nodes) => usesConnections(servers, () => pair(locks, 'warm'))
     await warm()
 
     // Many names at once.
@@ -32,11 +32,11 @@ it('a quorum through TLS tolerates a node that hangs and one that is killed', { 
 
     // A broken connection.
     const calls = Array.from({ length: 20 }, (_, i) => locks.tryAcquire(`n${i}`))
-    await killFastPath(nodes[0])
+    await killConnection(nodes[0])
     for (const lock of await Promise.all(calls)) assert.equal(await lock?.release(), true)
     await warm()
 
-    // From here on there are two fast paths to each node.
+    // From here on there are two connections to each node.
     peer = await connect()
     const held = await locks.acquire('held', { ttlMs: 20_000 })
     // Each service has names of its own: while a node hangs, two attempts for one name that split the votes wait for it.

@@ -1,4 +1,4 @@
-// The fast path, with and without TLS: calls while the event loop is blocked, and while its connection is broken or silent.
+// The connection that the event loop polls, with and without TLS: calls while the event loop is blocked, and while its connection is broken or silent.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { after, before, describe, test } from 'node:test'
@@ -6,7 +6,7 @@ import { Worker } from 'node:worker_threads'
 import { LockService } from '../index.js'
 import { eventLoopCases } from './event-loop-cases.mjs'
 import { startProxy } from './proxy.mjs'
-import { openRedis, startRedisWithTls } from './redis-client.mjs'
+import { connectionsTo, openRedis, startRedisWithTls } from './redis-client.mjs'
 import { INDEX, output, sleep, until } from './tools.mjs'
 
 const WORKER = `
@@ -45,13 +45,7 @@ for (const secure of [false, true]) {
       await redis?.stop()
     })
 
-    /** Lists the fast paths: they use RESP2, or have a name once they receive messages, like no other connection of holdfast. */
-    async function fastPaths() {
-      const lines = (await other.client('LIST')).trim().split('\n')
-      const fields = lines.map((line) => Object.fromEntries(line.split(' ').map((field) => field.split('='))))
-      const isOne = ({ resp, name }) => resp === '2' || name === 'holdfast-fast-path'
-      return fields.filter((client) => isOne(client) && /^(evalsha|eval|hello|mget)$/.test(client.cmd))
-    }
+    const connections = () => connectionsTo(redis.port)
 
     eventLoopCases((name, body) =>
       test(name, async () => {
@@ -66,33 +60,31 @@ for (const secure of [false, true]) {
       }),
     )
 
-    test('calls use the fast path, and messages to waiters use both connections', async () => {
+    test('calls and messages to waiters use one connection', async () => {
       assert.equal(await locks.acquireLock('which'), true)
-      const opened = await fastPaths()
-      assert.equal(opened.length, 1)
-      assert.match(opened[0].cmd, /^(mget|evalsha)$/)
-      // A waiter is notified on both connections.
+      assert.equal((await connections()).length, 1)
       const waiter = connect().then(async (own) => {
         const lock = await own.acquire('which')
         await lock.release()
         await own.close()
       })
-      await until('the waiter is subscribed twice', async () => {
+      await until('the waiter is subscribed', async () => {
         const channels = await other.pubsub('CHANNELS', 'holdfast:to:*')
         const counts = (await other.pubsub('NUMSUB', ...channels)).filter((_, i) => i % 2)
-        return counts.some((count) => Number(count) === 2)
+        return counts.some((count) => Number(count) === 1)
       })
+      assert.equal((await connections()).length, 2, 'one of each service')
       assert.equal(await locks.releaseLock('which'), true)
       await waiter
     })
 
-    test('a broken fast path fails no call and is opened again', async () => {
+    test('a broken connection fails no call and is opened again', async () => {
       for (let round = 0; round < 3; round++) {
-        await until('a fast path', async () => {
+        await until('a connection', async () => {
           await locks.tryAcquire('any').then((lock) => lock.release())
-          return (await fastPaths()).length === 1
+          return (await connections()).length === 1
         })
-        const [{ id }] = await fastPaths()
+        const [id] = await connections()
         const calls = Array.from({ length: 20 }, (_, i) => locks.tryAcquire(`broken${round}-${i}`))
         await other.client('KILL', 'ID', id)
         for (const lock of await Promise.all(calls)) await lock.release()
@@ -100,7 +92,7 @@ for (const secure of [false, true]) {
       await until('nothing is left', async () => (await locks.list()).length === 0)
     })
 
-    test('a fast path that is silent for storeTimeoutMs is closed while the server answers', async () => {
+    test('a connection that is silent for storeTimeoutMs is replaced', async () => {
       const storeTimeoutMs = 4000
       const proxy = await startProxy(redis.port, { secure })
       const url = `${secure ? 'rediss' : 'redis'}://127.0.0.1:${proxy.port}`
@@ -110,15 +102,15 @@ for (const secure of [false, true]) {
         tls: secure ? { insecure: true } : undefined,
       })
       try {
-        // The reply to an acquisition on the fast path is lost, and all later replies there.
+        // The reply to an acquisition is lost, and all later replies on its connection.
         const lost = proxy.dropReply('$6\r\nEXISTS')
         const calls = []
-        await until('a call used the fast path', async () => {
+        await until('a call used plain commands', async () => {
           calls.push(own.acquireLock(`silent${calls.length}`).catch(() => false))
           return Promise.race([calls.at(-1).then(() => false), lost])
         })
         await sleep(storeTimeoutMs)
-        // Later calls use the ordinary connection, and do not wait for replies on the fast path.
+        // Later calls use another connection, and do not wait for replies on the silent one.
         const lock = await Promise.race([own.tryAcquire('answered'), sleep(storeTimeoutMs / 2)])
         assert.ok(lock?.isHeld)
         await lock.release()
@@ -130,7 +122,7 @@ for (const secure of [false, true]) {
       await until('nothing is left', async () => (await locks.list()).length === 0)
     })
 
-    test('a record that was not stored when the fast path broke is stored without a further call', async () => {
+    test('a record that was not stored when the connection broke is stored without a further call', async () => {
       const proxy = await startProxy(redis.port, { secure })
       const own = await LockService.connect(`${secure ? 'rediss' : 'redis'}://127.0.0.1:${proxy.port}`, {
         keyPrefix: 'fast:',
@@ -149,7 +141,7 @@ for (const secure of [false, true]) {
           }
         })
         let lock
-        await until('a record is sent on the fast path', async () => {
+        await until('a record is sent', async () => {
           await lock?.release()
           lock = await own.acquire('recorded')
           return Promise.race([cut, sleep(50)])
@@ -170,7 +162,7 @@ for (const secure of [false, true]) {
       for (let i = 0; i < 20; i++) {
         const brief = await connect('/5')
         assert.equal(await brief.releaseLock('never held'), false)
-        assert.ok((await connectionsOf(5)) >= 2)
+        assert.ok((await connectionsOf(5)) >= 1)
         await brief.close()
       }
       await until('the connections are closed', async () => (await connectionsOf(5)) === 0)
@@ -202,7 +194,7 @@ for (const secure of [false, true]) {
         const workerData = { index: INDEX, url: `${url}/6`, options, name: `of a worker ${i}` }
         const worker = new Worker(WORKER, { eval: true, workerData })
         await once(worker, 'message')
-        assert.ok((await connectionsOf(6)) >= 2)
+        assert.ok((await connectionsOf(6)) >= 1)
         await worker.terminate()
       }
       await until('the connections are closed', async () => (await connectionsOf(6)) === 0)

@@ -1,4 +1,4 @@
-// The fast paths to the masters of a cluster, with and without TLS: broken and silent connections, slots that move, failovers.
+// The connections to the masters of a cluster, with and without TLS: broken and silent connections, slots that move, failovers.
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'node:test'
 import { LockService } from '../index.js'
@@ -6,8 +6,8 @@ import { redisTls } from '../scripts/certificates.mjs'
 import { redisCommand } from '../scripts/redis-command.mjs'
 import { locateRedis } from '../scripts/servers.mjs'
 import { nodeId, startRedisCluster } from '../scripts/topologies.mjs'
-import { fastPathsTo } from './redis-client.mjs'
-import { killFastPath, pair, startLoad, usesFastPaths } from './redis-fast-path-load.mjs'
+import { connectionsTo } from './redis-client.mjs'
+import { killConnection, pair, startLoad, usesConnections } from './redis-load.mjs'
 import { canStartServer, random } from './stores.mjs'
 import { later, rejects, sleep, until } from './tools.mjs'
 
@@ -68,11 +68,11 @@ for (const secure of [false, true]) {
       })
 
     const masters = () => cluster.nodes.slice(0, 3)
-    /** Makes a pair in a slot of each master until all are made on fast paths. */
+    /** Makes a pair in a slot of each master until there is a connection to each. */
     const warm = (locks, name) =>
-      usesFastPaths(masters(), () => Promise.all([0, 1, 2].map((master) => pair(locks, name(master, 'warm')))))
+      usesConnections(masters(), () => Promise.all([0, 1, 2].map((master) => pair(locks, name(master, 'warm')))))
 
-    test('pairs use a fast path to each master, 1024 at once', async (connect, name) => {
+    test('pairs use one connection to each master, 1024 at once', async (connect, name) => {
       const locks = await connect()
       await warm(locks, name)
       const names = Array.from({ length: 1024 }, (_, i) => name(i % 3, i))
@@ -81,18 +81,18 @@ for (const secure of [false, true]) {
       const again = await Promise.all(names.map((each) => locks.tryAcquire(each)))
       assert.ok(again.every((lock) => lock === null))
       assert.ok((await Promise.all(taken.map((lock) => lock?.release()))).every(Boolean))
-      for (const { port } of masters()) assert.equal((await fastPathsTo(port)).length, 1)
+      for (const { port } of masters()) assert.equal((await connectionsTo(port)).length, 1)
     })
 
-    test('a broken fast path fails no call and is opened again', async (connect, name) => {
+    test('a broken connection fails no call and is opened again', async (connect, name) => {
       const locks = await connect()
       await warm(locks, name)
       const calls = Array.from({ length: 60 }, (_, i) => locks.tryAcquire(name(i % 3, i)))
-      const killed = await Promise.all(masters().map(killFastPath))
+      const killed = await Promise.all(masters().map(killConnection))
       calls.push(...Array.from({ length: 60 }, (_, i) => locks.tryAcquire(name(i % 3, 60 + i))))
       for (const lock of await Promise.all(calls)) assert.equal(await lock?.release(), true)
       await warm(locks, name)
-      const opened = await Promise.all(masters().map(({ port }) => fastPathsTo(port)))
+      const opened = await Promise.all(masters().map(({ port }) => connectionsTo(port)))
       assert.ok(
         opened.every(([id], i) => id !== killed[i]),
         `${opened}`,
@@ -137,15 +137,15 @@ for (const secure of [false, true]) {
       // `idle` makes no calls while the slot moves, so only a `MOVED` reply can inform it of the move.
       const [locks, others, idle] = [await connect(limits), await connect(limits), await connect(limits)]
       const [, source, target] = masters()
-      // One fast path of each service to each of the two masters.
-      await until('fast paths to both', async () => {
+      // One connection of each service to each of the two masters.
+      await until('connections to both', async () => {
         await Promise.all(
           [locks, others, idle].flatMap((each) => [pair(each, name(1, random())), pair(each, name(2, 'warm'))]),
         )
-        const paths = await Promise.all([source, target].map(({ port }) => fastPathsTo(port)))
-        return paths.every((ids) => ids.length === 3)
+        const connections = await Promise.all([source, target].map(({ port }) => connectionsTo(port)))
+        return connections.every((ids) => ids.length === 3)
       })
-      const before = await fastPathsTo(source.port)
+      const before = await connectionsTo(source.port)
       const held = await Promise.all(Array.from({ length: 8 }, (_, i) => locks.acquire(name(1, `held${i}`))))
       const load = startLoad(
         [locks, others],
@@ -182,7 +182,7 @@ for (const secure of [false, true]) {
       for (let left = await keys(); left.length > 0; left = await keys()) await move(left)
       const refused = await errors()
       assert.ok(refused.ASK > 0 && refused.TRYAGAIN > 0, JSON.stringify(refused))
-      assert.deepEqual(await fastPathsTo(source.port), before, 'refusals do not close a fast path')
+      assert.deepEqual(await connectionsTo(source.port), before, 'refusals do not close a connection')
       for (const { port } of [target, source, masters()[0]])
         await redisCommand(port, `CLUSTER SETSLOT ${slot} NODE ${to}`)
       const { served } = load.counts
@@ -196,7 +196,7 @@ for (const secure of [false, true]) {
         await lock.extend(30_000)
         assert.equal(await lock.release(), true)
       }
-      assert.equal((await fastPathsTo(target.port)).length, 3)
+      assert.equal((await connectionsTo(target.port)).length, 3)
       // The slots as they were.
       await redisCommand(source.port, `CLUSTER SETSLOT ${slot} IMPORTING ${to}`)
       await redisCommand(target.port, `CLUSTER SETSLOT ${slot} MIGRATING ${from}`)
@@ -233,8 +233,8 @@ for (const secure of [false, true]) {
       let { served } = load.counts
       await until('calls at the new master', () => load.counts.served > served + 100, FAILOVER_MS)
       await until(
-        'a fast path of each service',
-        async () => (await fastPathsTo(replica.port)).length === 2,
+        'a connection of each service',
+        async () => (await connectionsTo(replica.port)).length === 2,
         FAILOVER_MS,
       )
       await load.stop()
@@ -256,7 +256,11 @@ for (const secure of [false, true]) {
       await becomes(first, 'master')
       served = load.counts.served
       await until('calls at the new master', () => load.counts.served > served + 100, FAILOVER_MS)
-      await until('a fast path of each service', async () => (await fastPathsTo(first.port)).length === 2, FAILOVER_MS)
+      await until(
+        'a connection of each service',
+        async () => (await connectionsTo(first.port)).length === 2,
+        FAILOVER_MS,
+      )
       await load.stop()
       assert.equal(held.signal.aborted, false)
       assert.equal(await others.tryAcquire(held.name), null)

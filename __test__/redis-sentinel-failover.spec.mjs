@@ -1,4 +1,4 @@
-// The fast path to the master of sentinels, through TLS: pairs, a broken connection, and a failover with a held lease.
+// The connection to the master of sentinels, through TLS: pairs, a broken connection, and a failover with a held lease.
 import assert from 'node:assert/strict'
 import { it } from 'node:test'
 import { LockService } from '../index.js'
@@ -6,8 +6,8 @@ import { redisTls } from '../scripts/certificates.mjs'
 import { redisCommand } from '../scripts/redis-command.mjs'
 import { locateRedis } from '../scripts/servers.mjs'
 import { startRedisSentinel } from '../scripts/topologies.mjs'
-import { fastPathsTo } from './redis-client.mjs'
-import { killFastPath, pair, startLoad, usesFastPaths } from './redis-fast-path-load.mjs'
+import { connectionsTo } from './redis-client.mjs'
+import { killConnection, pair, startLoad, usesConnections } from './redis-load.mjs'
 import { canStartServer } from './stores.mjs'
 import { until } from './tools.mjs'
 
@@ -33,18 +33,18 @@ it(
     try {
       const [locks, others] = [await connect(), await connect()]
       const old = (await redis.master()) ?? assert.fail('no master')
-      await until('fast paths', async () => {
+      await until('connections', async () => {
         await Promise.all([pair(locks, 'one'), pair(others, 'other')])
-        return (await fastPathsTo(old.port)).length === 2
+        return (await connectionsTo(old.port)).length === 2
       })
       await others.close()
 
       // A broken connection.
       const calls = Array.from({ length: 20 }, (_, i) => locks.tryAcquire(`n${i}`))
-      const killed = await killFastPath(old)
+      const killed = await killConnection(old)
       for (const lock of await Promise.all(calls)) assert.equal(await lock?.release(), true)
-      await usesFastPaths([old], () => pair(locks, 'one'))
-      assert.notDeepEqual(await fastPathsTo(old.port), [killed])
+      await usesConnections([old], () => pair(locks, 'one'))
+      assert.notDeepEqual(await connectionsTo(old.port), [killed])
 
       // A crash.
       const peer = await connect()
@@ -69,9 +69,9 @@ it(
       const { served } = load.counts
       await until('calls at the new master', () => load.counts.served > served + 100, FAILOVER_MS)
       await load.stop()
-      await until('fast paths to the new master', async () => {
+      await until('connections to the new master', async () => {
         await Promise.all([pair(locks, 'one'), pair(peer, 'other')])
-        return (await fastPathsTo(next.port)).length === 2
+        return (await connectionsTo(next.port)).length === 2
       })
       assert.equal(held.isHeld, true)
       assert.equal(await peer.tryAcquire('held'), null)

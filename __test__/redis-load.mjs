@@ -1,7 +1,7 @@
-// What the tests of fast paths to several servers share: a load with one holder per name, and checks that the fast paths are used.
+// What the tests of failures of several servers share: a load with one holder per name, and the connections of a service.
 import assert from 'node:assert/strict'
 import { redisCommand } from '../scripts/redis-command.mjs'
-import { fastPathsTo } from './redis-client.mjs'
+import { connectionsTo } from './redis-client.mjs'
 import { sleep, until } from './tools.mjs'
 
 /**
@@ -63,25 +63,25 @@ export async function pair(service, name) {
 }
 
 /**
- * Makes pairs until their commands were sent on one fast path to each of these servers. Without a fast path it fails.
+ * Makes pairs until there is one connection to each of these servers.
  *
  * @param {{ port: number }[]} servers
  * @param {() => Promise<unknown>} pairs
  */
-export const usesFastPaths = (servers, pairs) =>
-  until('a fast path to each server', async () => {
+export const usesConnections = (servers, pairs) =>
+  until('a connection to each server', async () => {
     await pairs()
-    const paths = await Promise.all(servers.map(({ port }) => fastPathsTo(port)))
-    return paths.every((ids) => ids.length === 1)
+    const connections = await Promise.all(servers.map(({ port }) => connectionsTo(port)))
+    return connections.every((ids) => ids.length === 1)
   })
 
 /**
- * Breaks the fast path to a server.
+ * Breaks the connection to a server.
  *
  * @param {{ port: number }} server
  */
-export async function killFastPath({ port }) {
-  const ids = await fastPathsTo(port)
+export async function killConnection({ port }) {
+  const ids = await connectionsTo(port)
   assert.equal(ids.length, 1)
   await redisCommand(port, `CLIENT KILL ID ${ids[0]}`)
   return ids[0]
