@@ -365,7 +365,9 @@ test('inspect returns the holder of a name that minHoldMs keeps busy', async () 
 test('the next connection writes the pending records when the connection breaks', async () => {
   await untilPlain(locks)
   const clients = (await other.client('LIST')).trim().split('\n')
-  const ids = clients.filter((line) => / resp=3\b/.test(line)).map((line) => String(/^id=(\d+)/.exec(line)?.[1]))
+  const ids = clients
+    .filter((line) => / name= .* resp=3\b/.test(line))
+    .map((line) => String(/^id=(\d+)/.exec(line)?.[1]))
   assert.ok(ids.length > 0, 'there is no connection to break')
   const lock = await locks.acquire('pending')
   await Promise.all(ids.map((id) => other.client('KILL', 'ID', id).catch(() => {})))

@@ -4,9 +4,14 @@ import { redisTls } from '../scripts/certificates.mjs'
 import { redisCommand } from '../scripts/redis-command.mjs'
 import { startRedis } from '../scripts/servers.mjs'
 
+/** The name of the connections of the other tool. */
+const CONNECTION = 'other-tool'
+
 /** Opens a client that ignores connection errors: tests stop and stall servers. `options` are those of ioredis. */
 export function openRedis(target, options = {}) {
-  const redis = typeof target === 'string' ? new Redis(target, options) : new Redis(target)
+  const named = { connectionName: CONNECTION }
+  const redis =
+    typeof target === 'string' ? new Redis(target, { ...named, ...options }) : new Redis({ ...named, ...target })
   return redis.on('error', () => {})
 }
 
@@ -35,12 +40,12 @@ export async function startRedisWithTls({ args = [] } = {}) {
 }
 
 /**
- * Resolves to the ids of the connections of holdfast to a server. They use RESP3, like no other connection of these tests.
+ * Resolves to the ids of the connections of holdfast to a server. They use RESP3, like no other connection of these tests without a name.
  *
  * @param {number} port its port without TLS
  */
 export async function connectionsTo(port) {
   const clients = (await redisCommand(port, 'CLIENT LIST')).split('\n')
-  const ours = clients.filter((line) => / resp=3\b/.test(line))
+  const ours = clients.filter((line) => / name= .* resp=3\b/.test(line))
   return ours.map((line) => Number(/id=(\d+)/.exec(line)?.[1])).sort((one, other) => one - other)
 }

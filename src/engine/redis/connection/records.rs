@@ -17,8 +17,8 @@ use crate::engine::redis::scripts::RECORD;
 use crate::engine::redis::wire::ReplySink;
 use crate::model::{Claim, Fence, Key, OwnerToken};
 
-/// How long after the first of them the records are written.
-const WRITTEN_AFTER: Duration = Duration::from_millis(25);
+/// The interval of the rounds in which records are written: each one in the second round after its grant.
+const ROUND: Duration = Duration::from_millis(25);
 /// The pause before a record that the server refused for now, or that was lost with its connection, is sent again.
 const REPEATED_AFTER: Duration = Duration::from_secs(1);
 /// How long it is sent again.
@@ -61,8 +61,9 @@ impl Record {
 /// The records of a server that are not written yet.
 #[derive(Default)]
 pub(super) struct Records {
-    waiting: HashMap<OwnerToken, Record>,
-    /// Whether a task will write them.
+    /// Those since the last round, and from before.
+    waiting: [HashMap<OwnerToken, Record>; 2],
+    /// Whether a task makes rounds.
     is_scheduled: bool,
 }
 
@@ -70,34 +71,41 @@ impl Link {
     /// Writes the record of a grant after a moment, unless the lock is released before that.
     pub(in super::super) fn record_later(self: &Arc<Self>, record: Record) {
         let mut records = self.records.lock();
-        records.waiting.insert(record.claim.owner.clone(), record);
+        records.waiting[0].insert(record.claim.owner.clone(), record);
         if std::mem::replace(&mut records.is_scheduled, true) {
             return;
         }
         drop(records);
         let link = Arc::downgrade(self);
         self.runtime.spawn(FutureExt::boxed(async move {
-            tokio::time::sleep(WRITTEN_AFTER).await;
-            if let Some(link) = link.upgrade() {
-                link.records.lock().is_scheduled = false;
-                link.write_records();
+            loop {
+                tokio::time::sleep(ROUND).await;
+                let Some(link) = link.upgrade() else { return };
+                let mut records = link.records.lock();
+                let due = take(&mut records.waiting[1]);
+                records.waiting.reverse();
+                records.is_scheduled = !records.waiting[1].is_empty();
+                let is_last = !records.is_scheduled;
+                drop(records);
+                due.iter().for_each(|record| link.write_record(record));
+                if is_last {
+                    return;
+                }
             }
         }));
     }
 
     /// Discards the record of a grant that is about to be released.
     pub(in super::super) fn forget_record(&self, owner: &OwnerToken) {
-        self.records.lock().waiting.remove(owner);
+        let mut records = self.records.lock();
+        if records.waiting[0].remove(owner).is_none() {
+            records.waiting[1].remove(owner);
+        }
     }
 
     /// Sends the records now: the server stores them before it executes later requests.
     pub(in super::super) fn write_records(self: &Arc<Self>) {
-        let waiting: Vec<Record> = {
-            let mut records = self.records.lock();
-            let taken = records.waiting.drain().map(|(_, record)| record).collect();
-            records.waiting.shrink_to(ATTEMPTS);
-            taken
-        };
+        let waiting: Vec<Record> = self.records.lock().waiting.iter_mut().flat_map(take).collect();
         waiting.iter().for_each(|record| self.write_record(record));
     }
 
@@ -113,6 +121,13 @@ impl Link {
             None => sent.repeat(),
         }
     }
+}
+
+/// Empties a map. Its capacity is kept for the next records, unless it is large.
+fn take(records: &mut HashMap<OwnerToken, Record>) -> Vec<Record> {
+    let taken = records.drain().map(|(_, record)| record).collect();
+    records.shrink_to(ATTEMPTS);
+    taken
 }
 
 /// A record that was sent.

@@ -30,7 +30,7 @@
 //! If the last attempt, a moment ago, has found a name busy, its holder is read first: so this one writes nothing if it still is.
 //! An attempt that may enter the queue uses the script at once then.
 //!
-//! The record for `inspect` (`record.lua`) is stored up to 25 ms later, unless the lock was released before.
+//! The record for `inspect` (`record.lua`) is stored 25 to 50 ms later, unless the lock was released before.
 
 use std::sync::Arc;
 use std::time::Duration;

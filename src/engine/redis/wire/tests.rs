@@ -23,7 +23,7 @@ struct Setup {
 }
 
 /// Creates a connection whose socket takes `room` bytes. `handle` receives the pushes.
-fn setup(room: usize, handle: impl Fn(Push) + Send + 'static) -> Setup {
+fn setup(room: usize, handle: impl Fn(Push) + Send + Sync + 'static) -> Setup {
     let (ours, peer) = tokio::io::duplex(room);
     let replies = Replies::default();
     let opened = Opened {
