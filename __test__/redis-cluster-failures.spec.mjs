@@ -219,8 +219,9 @@ for (const secure of [false, true]) {
       )
 
     test('failovers under load keep a held lease, and calls continue on the new master', async (connect, name) => {
-      const [locks, others] = [await connect(), await connect()]
+      const locks = await connect()
       await warm(locks, name)
+      const others = await connect()
       const [first, , , replica] = cluster.nodes
       const held = await locks.acquire(name(0, 'held'))
       const names = ['w', 'x', 'y', 'z'].map((n) => name(0, n))

@@ -19,6 +19,8 @@ use crate::model::{Claim, Fence, Key, OwnerToken};
 
 /// The interval of the rounds in which records are written: each one in the second round after its grant.
 const ROUND: Duration = Duration::from_millis(25);
+/// The same on a node of a quorum, where a transfer does not wait for records.
+const QUORUM_ROUND: Duration = Duration::from_millis(2);
 /// The pause before a record that the server refused for now, or that was lost with its connection, is sent again.
 const REPEATED_AFTER: Duration = Duration::from_secs(1);
 /// How long it is sent again.
@@ -70,6 +72,7 @@ pub(super) struct Records {
 impl Link {
     /// Writes the record of a grant after a moment, unless the lock is released before that.
     pub(in super::super) fn record_later(self: &Arc<Self>, record: Record) {
+        let round = record.attempt.map_or(ROUND, |_| QUORUM_ROUND);
         let mut records = self.records.lock();
         records.waiting[0].insert(record.claim.owner.clone(), record);
         if std::mem::replace(&mut records.is_scheduled, true) {
@@ -79,7 +82,7 @@ impl Link {
         let link = Arc::downgrade(self);
         self.runtime.spawn(FutureExt::boxed(async move {
             loop {
-                tokio::time::sleep(ROUND).await;
+                tokio::time::sleep(round).await;
                 let Some(link) = link.upgrade() else { return };
                 let mut records = link.records.lock();
                 let due = take(&mut records.waiting[1]);

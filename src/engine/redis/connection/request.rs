@@ -45,7 +45,8 @@ impl Link {
     ) -> Result<Value, Failure> {
         match self.call_on(connection, call, asking, attempt).await {
             Err(failure) if failure.is_unknown_script() => {
-                Box::pin(self.run_unknown(connection, script, call, asking, attempt)).await
+                // No second permit: the attempt has been admitted.
+                Box::pin(self.run_unknown(connection, script, call, asking)).await
             }
             answer => answer,
         }
@@ -59,14 +60,13 @@ impl Link {
         script: &Script,
         call: &Cmd,
         asking: bool,
-        attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
         let whole = || script.with_source(call);
         if let Some(_loading) = connection.wire.begin_load() {
-            return self.call_on(connection, &whole(), asking, attempt).await;
+            return self.call_on(connection, &whole(), asking, None).await;
         }
-        match self.call_on(connection, call, asking, attempt).await {
-            Err(failure) if failure.is_unknown_script() => self.call_on(connection, &whole(), asking, attempt).await,
+        match self.call_on(connection, call, asking, None).await {
+            Err(failure) if failure.is_unknown_script() => self.call_on(connection, &whole(), asking, None).await,
             answer => answer,
         }
     }
@@ -129,9 +129,12 @@ impl Link {
         connection: &Arc<Connection>,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
-        let left = |is_lost| match is_lost {
-            true => self.lose(connection.generation),
-            false => connection.wire.caller_left(),
+        let left = |is_lost| {
+            // Also where the connection is replaced: it lives on while other callers wait for late replies.
+            connection.wire.caller_left();
+            if is_lost {
+                self.lose(connection.generation);
+            }
         };
         let reply = Waiting::on(&connection.health, self.silence_limit(), left)
             .until(reply)

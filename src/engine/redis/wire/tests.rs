@@ -91,7 +91,7 @@ async fn a_call_that_is_dropped_in_its_tick_is_never_sent() {
 
 #[tokio::test]
 async fn asking_and_its_command_are_one_request() {
-    let mut setup = setup(16, |_| {});
+    let mut setup = setup(8, |_| {});
     let (first, cmd) = (redis::cmd("FIRST"), ping());
     let mut before = Box::pin(setup.wire.call(&first));
     let mut dropped = Box::pin(setup.wire.call_asking(&cmd));
