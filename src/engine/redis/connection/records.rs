@@ -19,7 +19,7 @@ use crate::model::{Claim, Fence, Key, OwnerToken};
 
 /// The interval of the rounds in which records are written: each one in the second round after its grant.
 const ROUND: Duration = Duration::from_millis(25);
-/// The same on a node of a quorum, where a transfer does not wait for records.
+/// The same on a node of a quorum, where a transfer waits for a shorter time.
 const QUORUM_ROUND: Duration = Duration::from_millis(2);
 /// The pause before a record that the server refused for now, or that was lost with its connection, is sent again.
 const REPEATED_AFTER: Duration = Duration::from_secs(1);
