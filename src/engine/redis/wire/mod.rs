@@ -24,6 +24,7 @@ mod state;
 mod tests;
 mod unsent;
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
@@ -350,7 +351,7 @@ impl Wire {
         drop(state);
         // Without the lock: the last owner of another connection may be among them.
         drop(waiting);
-        io.map(close);
+        close(io);
     }
 
     /// Returns the error of the calls that it ended without a reply.
@@ -370,7 +371,7 @@ impl Drop for Wire {
     /// Ends the driver, which has no reference to it.
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        state.io.take().map(close);
+        close(state.io.take());
         state.replies.set(0);
         state.driver.wake();
         state.flusher.wake();
@@ -378,6 +379,8 @@ impl Drop for Wire {
 }
 
 /// Announces the end to the server, and closes the socket.
-fn close(mut io: Box<dyn Io>) {
-    let _ = std::pin::Pin::new(&mut *io).poll_shutdown(&mut Context::from_waker(Waker::noop()));
+fn close(io: Option<Box<dyn Io>>) {
+    if let Some(mut io) = io {
+        let _ = Pin::new(&mut *io).poll_shutdown(&mut Context::from_waker(Waker::noop()));
+    }
 }
