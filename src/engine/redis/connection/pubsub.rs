@@ -16,7 +16,8 @@ use tokio::sync::watch;
 
 use super::{Connection, Link};
 use crate::engine::Subscription;
-use crate::engine::redis::error::{Failure, broken};
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::wire::UNSUBSCRIBE_SHARD;
 
 /// Handles the messages of a channel. It must not block. An empty message means that messages may have been lost.
 pub(in super::super) type MessageHandler = Arc<dyn Fn(&[u8]) + Send + Sync>;
@@ -233,8 +234,9 @@ impl Link {
             connection.wire.change_subscription(verb, &topic.channel).await?;
             topic.confirmed.store(connection.generation, Ordering::Relaxed);
             if topic.ended.load(Ordering::Relaxed) != ended {
-                // The node has ended it at the same time.
-                return Err(broken());
+                // The node has ended it at the same time, because its slot moves.
+                let moving = redis::ServerErrorKind::TryAgain.into();
+                return Err((moving, "the node has ended the subscription").into());
             }
             Ok(())
         }));
@@ -249,7 +251,7 @@ impl Link {
     }
 
     async fn leave(&self, connection: &Connection, topic: &Topic) -> RedisResult<()> {
-        let verb = if self.sharded { "SUNSUBSCRIBE" } else { "UNSUBSCRIBE" };
+        let verb = if self.sharded { UNSUBSCRIBE_SHARD } else { "UNSUBSCRIBE" };
         connection.wire.change_subscription(verb, &topic.channel).await
     }
 

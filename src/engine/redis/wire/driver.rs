@@ -145,7 +145,7 @@ impl Wire {
             match asked {
                 InFlight::Single(asked) => {
                     state.under_way -= 1;
-                    let reply = resp::value(asked.last_of(replies)?)?;
+                    let reply = resp::value(asked.reply_of(replies)?)?;
                     if asked.is_of_sink() {
                         // Waiting calls record that themselves.
                         self.health.replied(None);

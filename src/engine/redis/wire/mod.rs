@@ -35,7 +35,8 @@ use tokio::sync::{Semaphore, TryAcquireError, oneshot};
 
 pub(super) use self::call::{ALONE, BatchRelease, Outcome};
 pub(super) use self::driver::{drive, flush};
-use self::in_flight::Single;
+pub(super) use self::in_flight::UNSUBSCRIBE_SHARD;
+use self::in_flight::{FENCE, Single};
 pub(super) use self::in_flight::pushes::Push;
 use self::pipeline::{Batch, Kind};
 use self::reply_sink::ReplyHandle;
@@ -140,11 +141,16 @@ impl Wire {
 
     /// Sends `verb` for a channel: a command about a subscription, whose reply is a push with this name.
     pub(super) async fn change_subscription(&self, verb: &'static str, channel: &str) -> RedisResult<()> {
-        let write = |out: &mut Vec<u8>| resp::write(out, &[verb, channel]);
+        let write = |out: &mut Vec<u8>| {
+            resp::write(out, &[verb, channel]);
+            if verb == UNSUBSCRIBE_SHARD {
+                resp::write(out, &[FENCE]);
+            }
+        };
         let name = channel.to_owned();
         let reply = self.single(write, |reply| Single::Subscription { verb, name, reply });
         match reply.await? {
-            Value::Push { .. } => Ok(()),
+            Value::Push { .. } | Value::Map(_) => Ok(()),
             _ => Err(resp::nonsense()),
         }
     }

@@ -14,6 +14,11 @@ use super::resp::{self, Reader};
 use crate::engine::redis::error::spoils_connection;
 use crate::model::OwnerToken;
 
+/// The command that ends the subscription to a sharded channel.
+pub(in super::super) const UNSUBSCRIBE_SHARD: &str = "SUNSUBSCRIBE";
+/// The command after it. Its reply is the only map, and it needs no right.
+pub(super) const FENCE: &str = "HELLO";
+
 /// A request whose replies come next.
 pub(super) enum InFlight {
     Single(Single),
@@ -26,6 +31,7 @@ impl InFlight {
     pub(super) fn commands(&self) -> usize {
         match self {
             InFlight::Single(Single::Asking(_)) => 2,
+            InFlight::Single(single) if single.is_fenced() => 2,
             InFlight::Single(_) => 1,
             InFlight::Batch(sent) => sent.commands(),
         }
@@ -44,7 +50,7 @@ pub(super) enum Single {
     Call(oneshot::Sender<RedisResult<Value>>),
     /// A call whose command follows `ASKING`.
     Asking(oneshot::Sender<RedisResult<Value>>),
-    /// A command about a subscription. Its reply is a push of this name, or an error.
+    /// A command about a subscription. Its reply is a push of this name, or an error. [`UNSUBSCRIBE_SHARD`] has a fence.
     Subscription {
         verb: &'static str,
         name: String,
@@ -64,20 +70,24 @@ impl Single {
         }
     }
 
+    /// Whether a second command follows, whose reply marks the end of the request. A node that ends a subscription itself sends the push
+    /// that would be the reply, and then an error as the reply.
+    pub(super) fn is_fenced(&self) -> bool {
+        matches!(self, Single::Subscription { verb, .. } if *verb == UNSUBSCRIBE_SHARD)
+    }
+
     pub(super) fn is_of_sink(&self) -> bool {
         matches!(self, Single::Sink(_))
     }
 
-    /// Returns the reply to the last of its commands.
-    pub(super) fn last_of<'r>(&self, replies: &'r [u8]) -> RedisResult<&'r [u8]> {
-        match self {
-            Single::Asking(_) => {
-                let mut replies = Reader::new(replies);
-                replies.skip(1)?;
-                Ok(replies.rest())
-            }
-            _ => Ok(replies),
+    /// Returns the one of its replies that its caller receives.
+    pub(super) fn reply_of<'r>(&self, replies: &'r [u8]) -> RedisResult<&'r [u8]> {
+        let mut replies = Reader::new(replies);
+        if let Single::Asking(_) = self {
+            replies.skip(1)?;
         }
+        // With a fence: the error, or else the reply to the fence.
+        replies.next()
     }
 
     /// Passes on the reply.

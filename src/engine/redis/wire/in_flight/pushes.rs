@@ -53,6 +53,7 @@ impl State {
     /// interest. `None`: the replies are incomplete.
     pub(in super::super) fn next_replies(&mut self, taken: &mut usize) -> RedisResult<Option<usize>> {
         let mut left = self.waiting.front().map_or(1, InFlight::commands);
+        let is_fenced = matches!(self.waiting.front(), Some(InFlight::Single(asked)) if asked.is_fenced());
         let mut at = *taken;
         while left > 0 {
             let Some(length) = resp::length(&self.input[at..self.filled])? else {
@@ -61,11 +62,19 @@ impl State {
             let end = at + length;
             let reply = &self.input[at..end];
             let is_answer = |asked: &InFlight| matches!(asked, InFlight::Single(asked) if asked.is_answered_by(reply));
-            if !resp::is_push(reply) || self.waiting.front().is_some_and(is_answer) {
-                (at, left) = (end, left - 1);
+            let is_answer = self.waiting.front().is_some_and(is_answer);
+            if !resp::is_push(reply) || (is_answer && !is_fenced) {
+                left = match (is_fenced, reply[0], left) {
+                    (false, ..) | (true, b'-', 2) => left - 1,
+                    (true, b'%', _) => 0,
+                    _ => return Err(resp::nonsense()),
+                };
+                at = end;
                 continue;
             }
-            self.pushes.extend(Push::read(reply));
+            if !is_answer {
+                self.pushes.extend(Push::read(reply));
+            }
             if at == *taken {
                 (at, *taken) = (end, end);
             } else {
@@ -82,6 +91,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::super::super::pipeline::Kind;
+    use super::super::UNSUBSCRIBE_SHARD;
     use super::super::tests::{claims, state};
     use super::*;
     use crate::engine::redis::error::broken;
@@ -185,15 +195,31 @@ mod tests {
 
     #[test]
     fn a_node_that_ends_a_subscription_answers_no_other_request() {
-        let ended = ">3\r\n$12\r\nsunsubscribe\r\n$2\r\nto\r\n:0\r\n";
-        let mut state = state();
-        state.wait(Single::Call(oneshot::channel().0));
-        state.wait(subscription("SUNSUBSCRIBE"));
-        let stream = [ended, "+PONG\r\n", &message("1"), ended].concat();
-        let answered = read(&mut state, [stream.as_bytes(), b""]).unwrap();
-        assert_eq!(answered, ["+PONG\r\n", ended], "the second one is a reply");
-        assert_eq!(messages(&mut state), ["the end of to", "1"]);
-        assert!(read(&mut state, [ended.as_bytes(), b""]).unwrap().is_empty());
-        assert_eq!(messages(&mut state), ["the end of to"]);
+        let (ended, fence) = (">3\r\n$12\r\nsunsubscribe\r\n$2\r\nto\r\n:0\r\n", "%1\r\n:1\r\n:2\r\n");
+        let moved = "-MOVED 1 host:1\r\n";
+        for (replies, answer) in [
+            // The node ends it before it executes the command, and refuses the command or not.
+            ([ended, moved, fence].concat(), moved.to_owned() + fence),
+            ([ended, ended, fence].concat(), fence.to_owned()),
+            ([ended, fence, ended].concat(), fence.to_owned()),
+            ([moved, &message("2"), fence].concat(), moved.to_owned() + fence),
+        ] {
+            let stream = [ended, "+PONG\r\n", &message("1"), &replies, "+PONG\r\n"].concat();
+            for cut in 0..=stream.len() {
+                let mut state = state();
+                state.wait(Single::Call(oneshot::channel().0));
+                state.wait(subscription(UNSUBSCRIBE_SHARD));
+                state.wait(Single::Call(oneshot::channel().0));
+                let (first, second) = stream.as_bytes().split_at(cut);
+                let answered = read(&mut state, [first, second]).unwrap();
+                assert_eq!(answered, ["+PONG\r\n", &answer, "+PONG\r\n"], "{cut}");
+                assert_eq!(messages(&mut state)[..2], ["the end of to", "1"]);
+            }
+        }
+        for replies in [[moved, moved], [ended, ":1\r\n"]] {
+            let mut state = state();
+            state.wait(subscription(UNSUBSCRIBE_SHARD));
+            assert!(read(&mut state, [replies.concat().as_bytes(), b""]).is_err());
+        }
     }
 }
