@@ -20,8 +20,8 @@ use crate::event_loop::Socket;
 /// A non-blocking socket.
 pub(super) struct PolledSocket {
     socket: socket2::Socket,
-    /// Whether messages arrive without a request.
-    listens: bool,
+    /// Counts what waits for messages.
+    receivers: Replies,
     replies: Replies,
     state: Mutex<State>,
 }
@@ -40,18 +40,18 @@ struct State {
 }
 
 impl PolledSocket {
-    pub(super) fn of_tcp(stream: TcpStream, listens: bool, replies: Replies) -> io::Result<Arc<Self>> {
-        Ok(Self::new(stream.into_std()?.into(), listens, replies))
+    pub(super) fn of_tcp(stream: TcpStream, receivers: Replies, replies: Replies) -> io::Result<Arc<Self>> {
+        Ok(Self::new(stream.into_std()?.into(), receivers, replies))
     }
 
-    pub(super) fn of_local(stream: LocalStream, listens: bool, replies: Replies) -> io::Result<Arc<Self>> {
-        Ok(Self::new(stream.into_std()?.into(), listens, replies))
+    pub(super) fn of_local(stream: LocalStream, receivers: Replies, replies: Replies) -> io::Result<Arc<Self>> {
+        Ok(Self::new(stream.into_std()?.into(), receivers, replies))
     }
 
-    fn new(socket: OwnedFd, listens: bool, replies: Replies) -> Arc<Self> {
+    fn new(socket: OwnedFd, receivers: Replies, replies: Replies) -> Arc<Self> {
         Arc::new(PolledSocket {
             socket: socket.into(),
-            listens,
+            receivers,
             replies,
             state: Mutex::default(),
         })
@@ -140,7 +140,11 @@ impl Socket for PolledSocket {
     }
 
     fn flush(&self) -> bool {
-        self.wake(|state| state.writer.take())
+        self.wake(|state| {
+            // Without a writer: the task has been polled, and had nothing more to write.
+            state.is_blocked &= state.writer.is_some();
+            state.writer.take()
+        })
     }
 
     fn awaits(&self) -> bool {
@@ -148,7 +152,7 @@ impl Socket for PolledSocket {
     }
 
     fn is_watched(&self) -> bool {
-        self.listens || self.awaits() || self.is_blocked()
+        self.receivers.are_pending() || self.awaits() || self.is_blocked()
     }
 
     fn is_blocked(&self) -> bool {
@@ -187,7 +191,7 @@ mod tests {
     fn pair() -> (Arc<PolledSocket>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        (PolledSocket::new(ours.into(), false, Replies::default()), theirs)
+        (PolledSocket::new(ours.into(), Replies::default(), Replies::default()), theirs)
     }
 
     fn read(socket: &PolledSocket, wakes: &Arc<Wakes>, size: usize) -> Poll<Vec<u8>> {
@@ -228,6 +232,8 @@ mod tests {
         assert!(socket.is_blocked());
         assert!(socket.flush() && socket.is_blocked());
         assert_eq!(wakes.take(), 1);
+        // The task was polled, and its request was removed meanwhile: the loop does not wait for space any more.
+        assert!(socket.flush() && !socket.is_blocked());
         let mut received = vec![0; sent];
         theirs.read_exact(&mut received).unwrap();
         assert!(socket.poll_write(&mut context, &chunk).is_ready());

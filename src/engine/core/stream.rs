@@ -39,7 +39,7 @@ pub(in crate::engine) struct Stream(Arc<Mutex<Io>>);
 /// The socket of a stream.
 pub(in crate::engine) struct StreamHandle(Arc<Mutex<Io>>);
 
-/// Counts the statements of a connection that have no answer yet. Clones count together.
+/// Counts what waits at a connection: statements for an answer, or receivers for messages. Clones count together.
 #[derive(Clone, Default)]
 pub(in crate::engine) struct Replies(Arc<AtomicUsize>);
 
@@ -108,18 +108,18 @@ impl Stream {
 }
 
 impl StreamHandle {
-    /// Passes the socket to an event loop, which polls it from then on. Called while nothing polls the stream. `listens`: messages arrive
-    /// without a request.
+    /// Passes the socket to an event loop, which polls it from then on. Called while nothing polls the stream. `receivers`: what waits
+    /// for messages, which arrive without a request.
     pub(in crate::engine) fn serve_on(
         &self,
         event_loop: &Arc<dyn EventLoop>,
-        listens: bool,
+        receivers: &Replies,
         replies: &Replies,
     ) -> io::Result<()> {
         let mut io = self.0.lock();
         let socket = match std::mem::replace(&mut *io, Io::Closed) {
-            Io::Tcp(stream) => PolledSocket::of_tcp(stream, listens, replies.clone())?,
-            Io::Local(stream) => PolledSocket::of_local(stream, listens, replies.clone())?,
+            Io::Tcp(stream) => PolledSocket::of_tcp(stream, receivers.clone(), replies.clone())?,
+            Io::Local(stream) => PolledSocket::of_local(stream, receivers.clone(), replies.clone())?,
             Io::EventLoop(socket) => socket,
             Io::Closed => return Err(io::ErrorKind::NotConnected.into()),
         };

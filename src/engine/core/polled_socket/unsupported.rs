@@ -45,11 +45,11 @@ impl AsyncWrite for LocalStream {
 pub(super) enum PolledSocket {}
 
 impl PolledSocket {
-    pub(super) fn of_tcp(_: TcpStream, _: bool, _: Replies) -> io::Result<Arc<Self>> {
+    pub(super) fn of_tcp(_: TcpStream, _: Replies, _: Replies) -> io::Result<Arc<Self>> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn of_local(stream: LocalStream, _: bool, _: Replies) -> io::Result<Arc<Self>> {
+    pub(super) fn of_local(stream: LocalStream, _: Replies, _: Replies) -> io::Result<Arc<Self>> {
         match stream {}
     }
 

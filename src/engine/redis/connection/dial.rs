@@ -153,8 +153,12 @@ async fn connect(host: &str, port: u16) -> io::Result<Stream> {
 }
 
 /// Opens a connection to a server, and checks the role of one that sentinels report. From then on the event loop polls its socket, if
-/// there is one.
-pub(super) async fn open(config: &RedisConfig, server: &ConnectionInfo) -> Result<Opened, Failure> {
+/// there is one. `receivers` counts the receivers of messages.
+pub(super) async fn open(
+    config: &RedisConfig,
+    server: &ConnectionInfo,
+    receivers: &Replies,
+) -> Result<Opened, Failure> {
     let mut dialed = Dialed::connect(server, config.tls.as_ref()).await?;
     let version = dialed.log_in(server.redis_settings()).await?;
     if config.sentinels().is_some() {
@@ -169,7 +173,7 @@ pub(super) async fn open(config: &RedisConfig, server: &ConnectionInfo) -> Resul
     let replies = Replies::default();
     if let Some(event_loop) = &config.event_loop {
         socket
-            .serve_on(event_loop, true, &replies)
+            .serve_on(event_loop, receivers, &replies)
             .map_err(redis::RedisError::from)?;
     }
     Ok(Opened { io, replies, version })

@@ -211,7 +211,8 @@ impl Link {
             (failure, _) => failure,
         };
         let (health, started) = (Arc::new(Health::new()), Moment::now());
-        let opened = dial::open(&self.config, &server).await.map_err(&cannot_connect)?;
+        let opened = dial::open(&self.config, &server, self.topics.receivers()).await;
+        let opened = opened.map_err(&cannot_connect)?;
         health.measured(started.elapsed());
         tracing::debug!(address = &*address, generation, "connection opened");
         let event_loop = self.config.event_loop.as_ref();

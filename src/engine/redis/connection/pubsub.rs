@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::{Connection, Link};
 use crate::engine::Subscription;
+use crate::engine::core::stream::Replies;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::wire::UNSUBSCRIBE_SHARD;
 
@@ -37,9 +38,9 @@ struct Topic {
     ended: AtomicU64,
 }
 
-/// All channels with receivers.
+/// All channels with receivers, and their number for the event loop.
 #[derive(Default)]
-pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
+pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>, Replies);
 
 impl Topic {
     fn notify(&self, message: &[u8]) {
@@ -55,6 +56,10 @@ impl Topic {
 impl Topics {
     fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Topic>>> {
         self.0.lock()
+    }
+
+    pub(super) fn receivers(&self) -> &Replies {
+        &self.1
     }
 
     pub(in super::super) fn is_empty(&self) -> bool {
@@ -104,7 +109,9 @@ impl Topics {
             })
         });
         // Under the lock, so that a topic with a receiver is never removed from the map.
-        (topic.clone(), topic.notifications.subscribe())
+        let enrolled = (topic.clone(), topic.notifications.subscribe());
+        self.1.set(topics.len());
+        enrolled
     }
 
     /// Whether a topic in the map has no receiver.
@@ -121,6 +128,7 @@ impl Topics {
         let mut topics = self.lock();
         if topic.notifications.receiver_count() == 0 {
             topics.remove(&topic.channel);
+            self.1.set(topics.len());
         }
     }
 

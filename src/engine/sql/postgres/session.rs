@@ -137,9 +137,10 @@ impl PostgresServer {
             canceller,
         } = connected.inspect_err(|failure| self.record(failure.kind()))?;
         let is_utf8 = driver.parameter("server_encoding") == Some("UTF8");
-        let replies = Replies::default();
+        let (receivers, replies) = (Replies::default(), Replies::default());
+        receivers.set(usize::from(notifications.is_some()));
         if let Some(event_loop) = &self.connections.event_loop {
-            let served = socket.serve_on(event_loop, notifications.is_some(), &replies);
+            let served = socket.serve_on(event_loop, &receivers, &replies);
             served.map_err(|error| {
                 let message = format!("the socket cannot be passed to the event loop: {error}");
                 Failure::of_driver(&self.connections.place, (Kind::Broken, message), error)

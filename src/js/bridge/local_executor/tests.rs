@@ -248,7 +248,9 @@ fn the_end_drops_the_calls_that_are_here() {
 struct TestSocket {
     listens: bool,
     reads: AtomicU64,
+    is_unused: bool,
 }
+    task: Gate,
 
 impl Socket for TestSocket {
     #[cfg(unix)]
@@ -259,6 +261,10 @@ impl Socket for TestSocket {
     fn readable(&self) -> bool {
         self.reads.fetch_add(1, Relaxed);
         true
+        let task = self.task.0.lock().waker.clone();
+        if let Some(waker) = task {
+            waker.wake();
+        }
     }
 
     fn flush(&self) -> bool {
@@ -266,11 +272,11 @@ impl Socket for TestSocket {
     }
 
     fn awaits(&self) -> bool {
-        !self.listens
+        !self.listens && !self.is_unused
     }
 
     fn is_watched(&self) -> bool {
-        true
+        !self.is_unused
     }
 
     fn is_blocked(&self) -> bool {
@@ -314,6 +320,26 @@ fn a_task_is_polled_by_the_thread_that_wakes_it_and_not_by_spawn() {
 }
 
 #[test]
+#[test]
+fn a_task_that_wakes_itself_does_not_occupy_this_thread() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let polls = Arc::new(AtomicU64::new(0));
+    let counted = polls.clone();
+    let future = poll_fn(move |context| {
+        context.waker().wake_by_ref();
+        match counted.fetch_add(1, Relaxed) {
+            1000.. => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    });
+    let _task = Task::spawn(Some(&*event_loop(&executor)), future);
+    for count in 1..10 {
+        assert!(executor.run_ready() && executor.has_ready());
+        assert_eq!(polls.load(Relaxed), count);
+    }
+}
+
 fn a_cancelled_task_and_a_panicking_task_end() {
     let io = io_runtime();
     let executor = executor(&io);
@@ -374,24 +400,47 @@ fn the_io_thread_reads_no_socket_while_this_thread_ticks() {
 }
 
 #[test]
+/// Returns how often a runtime wakes up in a second, once its watchdog sleeps.
+fn wakeups(io: &Runtime, socket: TestSocket) -> (u64, Arc<TestSocket>) {
+    let executor = executor(io);
+    let (event_loop, task) = (event_loop(&executor), socket.task.clone());
+    let socket = Arc::new(socket);
+    event_loop.watch(Arc::downgrade(&socket) as _);
+    let driver = poll_fn(move |context| task.poll(context).map(|_| ()));
+    let _task = Task::spawn(Some(&*event_loop), driver);
+    executor.run_ready();
+    until("the watchdog sleeps", || executor.watchdog.is_asleep());
+    let parks = || io.metrics().worker_park_count(0);
+    let before = parks();
+    socket.reads.store(0, Relaxed);
+    thread::sleep(Duration::from_secs(1));
+    (parks() - before, socket)
+}
+
 fn a_sleeping_watchdog_reads_a_socket_that_only_listens_a_few_times_per_second() {
     let io = io_runtime();
-    let executor = executor(&io);
-    let socket = Arc::new(TestSocket {
+    let socket = TestSocket {
         listens: true,
         ..TestSocket::default()
-    });
-    executor.watch();
-    event_loop(&executor).watch(Arc::downgrade(&socket) as _);
-    until("the watchdog sleeps", || executor.watchdog.is_asleep());
-    let before = socket.reads.load(Relaxed);
-    thread::sleep(Duration::from_secs(1));
+    };
+    let (_, socket) = wakeups(&io, socket);
     // Fewer on a machine that stands still.
-    let reads = socket.reads.load(Relaxed) - before;
+    let reads = socket.reads.load(Relaxed);
     assert!((1..=5).contains(&reads), "{reads}");
 }
 
 #[test]
+#[test]
+fn the_io_thread_of_an_idle_process_sleeps() {
+    let io = io_runtime();
+    let socket = TestSocket {
+        is_unused: true,
+        ..TestSocket::default()
+    };
+    let (wakeups, socket) = wakeups(&io, socket);
+    assert_eq!((wakeups, socket.reads.load(Relaxed)), (0, 0));
+}
+
 fn work_wakes_a_sleeping_watchdog() {
     let io = io_runtime();
     let executor = executor(&io);

@@ -14,8 +14,8 @@ use crate::event_loop::Socket;
 /// The interval between two checks of the JavaScript thread. Ready work waits for at most two intervals.
 const WATCH: Duration = Duration::from_millis(20);
 /// The time without work after which the watchdog sleeps.
-const IDLE: Duration = Duration::from_secs(2);
-/// The interval of its checks while it sleeps, if a socket may receive messages: a waiter has at least a second for a hand-off.
+const IDLE: Duration = Duration::from_millis(200);
+/// The interval of its checks while it sleeps, if receivers wait for messages: a waiter has at least a second for a hand-off.
 const LISTEN: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
@@ -55,6 +55,11 @@ impl Watchdog {
 }
 
 impl LocalExecutor {
+    /// Whether there is work for this thread.
+    fn is_busy(&self, watched: &[Arc<dyn Socket>]) -> bool {
+        self.has_ready() || watched.iter().any(|socket| socket.awaits() || socket.is_blocked())
+    }
+
     /// Starts the watchdog unless it is running.
     pub(super) fn watch(self: &Arc<Self>) {
         if !self.watchdog.is_running.swap(true, Relaxed) {
@@ -71,7 +76,7 @@ async fn watch(executor: Weak<LocalExecutor>) {
         let watchdog = &executor.watchdog;
         let watched = watchdog.watched();
         let now = executor.ticks.load(Relaxed);
-        if executor.has_ready() || watched.iter().any(|socket| socket.awaits() || socket.is_blocked()) {
+        if executor.is_busy(&watched) {
             used = Instant::now();
         }
         if now == ticks && (executor.has_ready() || !watched.is_empty()) {
@@ -81,21 +86,27 @@ async fn watch(executor: Weak<LocalExecutor>) {
                 socket.flush();
             }
             executor.poll_ready();
+            // The tasks that this woke run before the watchdog sleeps, and do not wake it.
+            tokio::task::yield_now().await;
         }
         ticks = now;
-        if used.elapsed() >= IDLE {
-            watchdog.is_asleep.store(true, SeqCst);
-            // Work that was added before `is_asleep` was set did not wake the watchdog.
-            let watched = watchdog.watched();
-            if executor.has_ready() || watched.iter().any(|socket| socket.awaits()) {
-                used = Instant::now();
-            } else if watched.is_empty() {
-                watchdog.woken.notified().await;
-                used = Instant::now();
-            } else if tokio::time::timeout(LISTEN, watchdog.woken.notified()).await.is_ok() {
-                used = Instant::now();
-            }
-            watchdog.is_asleep.store(false, SeqCst);
+        if used.elapsed() < IDLE {
+            continue;
         }
+        watchdog.is_asleep.store(true, SeqCst);
+        // Work that was added before `is_asleep` was set did not wake the watchdog.
+        let watched = watchdog.watched();
+        let is_used = if executor.is_busy(&watched) {
+            true
+        } else if watched.is_empty() {
+            watchdog.woken.notified().await;
+            true
+        } else {
+            tokio::time::timeout(LISTEN, watchdog.woken.notified()).await.is_ok()
+        };
+        if is_used {
+            used = Instant::now();
+        }
+        watchdog.is_asleep.store(false, SeqCst);
     }
 }
