@@ -71,6 +71,8 @@ struct State {
     generation: u64,
     /// Whether a task reconnects for subscribers.
     restoring: bool,
+    /// The connections that calls may still use.
+    open: Vec<Weak<Connection>>,
 }
 
 /// The shared connection to one server.
@@ -100,6 +102,7 @@ impl Link {
                 slot: Slot::Empty,
                 generation: 0,
                 restoring: false,
+                open: Vec::new(),
             }),
             topics: Topics::default(),
             sharded,
@@ -253,10 +256,13 @@ impl Link {
                 }
                 drop(state);
                 if generation > 1 {
+                state.open.retain(|open| open.strong_count() > 0);
+                state.open.push(Arc::downgrade(connection));
                     // Messages of the time without a connection were lost.
                     self.topics.notify_all();
                 }
             }
+                self.leave_others(&connection.address);
             _ => {
                 state.slot = Slot::Empty;
                 self.restore(&mut state);
@@ -283,12 +289,16 @@ impl Link {
 
     /// Drops a connection that leads to another server than this one.
     pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
-        let address = self.config.at(host.clone(), *port);
-        let stray = match &self.state().slot {
-            Slot::Open(connection) if connection.address != address => connection.generation,
-            _ => return,
-        };
-        self.lose(stray);
+        self.leave_others(&self.config.at(host.clone(), *port));
+    }
+
+    /// As above. Its calls fail: a late reply of a server that is not the master any more is no grant.
+    fn leave_others(self: &Arc<Self>, address: &ConnectionAddr) {
+        let open: Vec<_> = self.state().open.iter().filter_map(Weak::upgrade).collect();
+        for stray in open.iter().filter(|connection| connection.address != *address) {
+            self.lose(stray.generation);
+            stray.wire.end();
+        }
     }
 
     /// Reconnects in the background, and subscribes again, if there are subscribers.

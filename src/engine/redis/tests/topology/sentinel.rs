@@ -138,6 +138,8 @@ async fn the_connection_on_an_event_loop_leads_to_the_master_and_ends_with_a_fai
 
     // It hangs: its connections stay open.
     setup.servers[0].suspend();
+    let (engine, in_flight) = (ours.clone(), claim("in flight"));
+    let mut in_flight = tokio::spawn(async move { engine.try_acquire(&in_flight).await });
     within(60, "a new master", async || {
         setup.master().await.port != setup.servers[0].port
     })
@@ -146,6 +148,9 @@ async fn the_connection_on_an_event_loop_leads_to_the_master_and_ends_with_a_fai
         number() != before
     })
     .await;
+    // A late reply of the old master would be no grant.
+    let rejected = tokio::time::timeout(LONG, &mut in_flight).await.expect("the end of the call");
+    assert!(rejected.unwrap().unwrap_err().retryable);
     setup.servers[0].resume();
     within(60, "a connection to the new master", async || {
         let next = claim("m");
