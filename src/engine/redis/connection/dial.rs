@@ -1,8 +1,11 @@
 //! Finds the server, connects to it, and logs in.
 
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, select_ok};
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisResult, Value};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -136,20 +139,23 @@ impl Dialed {
     }
 }
 
+/// Connects to the first address that answers: one of several may be unreachable without an error.
 async fn connect(host: &str, port: u16) -> io::Result<Stream> {
-    let mut last = None;
-    for address in tokio::net::lookup_host((host, port)).await? {
-        let endpoint = Endpoint::Tcp {
-            address,
-            has_keepalives: true,
-            timeout: PEER_SILENCE,
-        };
-        match Stream::connect(&endpoint).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = Some(error),
-        }
+    let addresses = tokio::net::lookup_host((host, port)).await?;
+    let mut attempts = addresses.map(connect_to).peekable();
+    if attempts.peek().is_none() {
+        return Err(io::Error::new(ErrorKind::NotFound, "the name of the server has no address"));
     }
-    Err(last.unwrap_or_else(|| io::Error::new(ErrorKind::NotFound, "the name of the server has no address")))
+    Ok(select_ok(attempts).await?.0)
+}
+
+fn connect_to(address: SocketAddr) -> BoxFuture<'static, io::Result<Stream>> {
+    let endpoint = Endpoint::Tcp {
+        address,
+        has_keepalives: true,
+        timeout: PEER_SILENCE,
+    };
+    async move { Stream::connect(&endpoint).await }.boxed()
 }
 
 /// Opens a connection to a server, and checks the role of one that sentinels report. From then on the event loop polls its socket, if
