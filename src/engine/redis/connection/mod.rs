@@ -220,8 +220,13 @@ impl Link {
         tracing::debug!(address = &*address, generation, "connection opened");
         let event_loop = self.config.event_loop.as_ref();
         let wire = Wire::new(opened, health.clone(), self.config.layout.clone(), event_loop.cloned());
-        let driving = serve(Arc::downgrade(self), Arc::downgrade(&wire), health.clone(), generation);
-        Task::spawn(event_loop.map(|event_loop| &**event_loop), driving);
+        let serving = Serving {
+            link: Arc::downgrade(self),
+            wire: Arc::downgrade(&wire),
+            health: health.clone(),
+            generation,
+        };
+        Task::spawn(event_loop.map(|event_loop| &**event_loop), serving.run());
         if let Some(event_loop) = event_loop {
             Task::spawn(Some(&**event_loop), flush(Arc::downgrade(&wire)));
         }
@@ -251,18 +256,18 @@ impl Link {
         match &opened {
             Ok(connection) if !connection.health.is_dead() => {
                 state.slot = Slot::Open(connection.clone());
+                state.open.retain(|open| open.strong_count() > 0);
+                state.open.push(Arc::downgrade(connection));
                 if !self.is_subscribed_on(generation) {
                     self.restore(&mut state);
                 }
                 drop(state);
+                self.leave_others(&connection.address);
                 if generation > 1 {
-                state.open.retain(|open| open.strong_count() > 0);
-                state.open.push(Arc::downgrade(connection));
                     // Messages of the time without a connection were lost.
                     self.topics.notify_all();
                 }
             }
-                self.leave_others(&connection.address);
             _ => {
                 state.slot = Slot::Empty;
                 self.restore(&mut state);
@@ -287,7 +292,7 @@ impl Link {
         drop(lost);
     }
 
-    /// Drops a connection that leads to another server than this one.
+    /// Ends every connection to another server than this one.
     pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
         self.leave_others(&self.config.at(host.clone(), *port));
     }
@@ -362,21 +367,38 @@ async fn watch_silence(link: Weak<Link>, connection: Weak<Connection>, limit: Du
     }
 }
 
-/// Serves a connection until it ends, and then replaces it.
-async fn serve(link: Weak<Link>, wire: Weak<Wire>, health: Arc<Health>, generation: u64) {
-    drive(wire, |push| {
-        let Some(link) = link.upgrade() else { return };
-        match push {
-            Push::Message { channel, message } => link.topics.notify(&channel, &message),
-            Push::Ended { channel } => {
-                link.topics.end(&channel);
-                link.endings.send_replace(());
-            }
+/// The task that serves a connection. Its end, also by a panic or with the event loop, ends and replaces the connection.
+struct Serving {
+    link: Weak<Link>,
+    wire: Weak<Wire>,
+    health: Arc<Health>,
+    generation: u64,
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.health.mark_dead();
+        if let Some(wire) = self.wire.upgrade() {
+            wire.end();
         }
-    })
-    .await;
-    health.mark_dead();
-    if let Some(link) = link.upgrade() {
-        link.lose(generation);
+        if let Some(link) = self.link.upgrade() {
+            link.lose(self.generation);
+        }
+    }
+}
+
+impl Serving {
+    async fn run(self) {
+        drive(self.wire.clone(), |push| {
+            let Some(link) = self.link.upgrade() else { return };
+            match push {
+                Push::Message { channel, message } => link.topics.notify(&channel, &message),
+                Push::Ended { channel } => {
+                    link.topics.end(&channel);
+                    link.endings.send_replace(());
+                }
+            }
+        })
+        .await;
     }
 }
