@@ -152,15 +152,16 @@ impl LocalExecutor {
         self.poll_ready()
     }
 
+    /// Polls each call that is ready now. What this wakes is polled the next time: a task may wake itself in each poll.
     fn poll_ready(&self) -> bool {
-        let mut any = false;
-        loop {
+        let count = self.ready.lock().len();
+        for _ in 0..count {
             let next = self.ready.lock().pop_front();
-            let Some(call) = next else { return any };
-            any = true;
+            let Some(call) = next else { break };
             call.state.lock().queued.here = false;
             call.poll();
         }
+        count > 0
     }
 }
 

@@ -243,14 +243,15 @@ fn the_end_drops_the_calls_that_are_here() {
     }
 }
 
-/// A socket with pending replies, or one that only receives messages. It counts its reads.
+/// A socket with pending replies, or one that only receives messages. It counts its reads, each of which wakes the task of the
+/// connection.
 #[derive(Default)]
 struct TestSocket {
     listens: bool,
-    reads: AtomicU64,
     is_unused: bool,
-}
+    reads: AtomicU64,
     task: Gate,
+}
 
 impl Socket for TestSocket {
     #[cfg(unix)]
@@ -260,11 +261,11 @@ impl Socket for TestSocket {
 
     fn readable(&self) -> bool {
         self.reads.fetch_add(1, Relaxed);
-        true
         let task = self.task.0.lock().waker.clone();
         if let Some(waker) = task {
             waker.wake();
         }
+        true
     }
 
     fn flush(&self) -> bool {
@@ -320,7 +321,6 @@ fn a_task_is_polled_by_the_thread_that_wakes_it_and_not_by_spawn() {
 }
 
 #[test]
-#[test]
 fn a_task_that_wakes_itself_does_not_occupy_this_thread() {
     let io = io_runtime();
     let executor = executor(&io);
@@ -340,6 +340,7 @@ fn a_task_that_wakes_itself_does_not_occupy_this_thread() {
     }
 }
 
+#[test]
 fn a_cancelled_task_and_a_panicking_task_end() {
     let io = io_runtime();
     let executor = executor(&io);
@@ -399,7 +400,6 @@ fn the_io_thread_reads_no_socket_while_this_thread_ticks() {
     }
 }
 
-#[test]
 /// Returns how often a runtime wakes up in a second, once its watchdog sleeps.
 fn wakeups(io: &Runtime, socket: TestSocket) -> (u64, Arc<TestSocket>) {
     let executor = executor(io);
@@ -417,6 +417,7 @@ fn wakeups(io: &Runtime, socket: TestSocket) -> (u64, Arc<TestSocket>) {
     (parks() - before, socket)
 }
 
+#[test]
 fn a_sleeping_watchdog_reads_a_socket_that_only_listens_a_few_times_per_second() {
     let io = io_runtime();
     let socket = TestSocket {
@@ -430,7 +431,6 @@ fn a_sleeping_watchdog_reads_a_socket_that_only_listens_a_few_times_per_second()
 }
 
 #[test]
-#[test]
 fn the_io_thread_of_an_idle_process_sleeps() {
     let io = io_runtime();
     let socket = TestSocket {
@@ -441,6 +441,7 @@ fn the_io_thread_of_an_idle_process_sleeps() {
     assert_eq!((wakeups, socket.reads.load(Relaxed)), (0, 0));
 }
 
+#[test]
 fn work_wakes_a_sleeping_watchdog() {
     let io = io_runtime();
     let executor = executor(&io);
