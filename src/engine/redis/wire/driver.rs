@@ -76,6 +76,7 @@ impl State {
             self.remove_unsent().map_err(io::Error::other)?;
         }
         let Some(io) = &mut self.io else { return Ok(()) };
+        self.is_blocked = true;
         loop {
             // With TLS: the records that the socket did not take. More is encrypted only after them, because an encrypted request can
             // no longer be removed.
@@ -91,6 +92,7 @@ impl State {
                 Poll::Pending => return Ok(()),
             }
         }
+        self.is_blocked = false;
         self.out.clear();
         self.out.shrink_to(CHUNK);
         self.written = 0;

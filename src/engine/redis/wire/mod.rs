@@ -24,10 +24,8 @@ mod state;
 mod tests;
 mod unsent;
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, RedisError, RedisResult, Value};
@@ -351,13 +349,13 @@ impl Wire {
         state.seal();
         (state.out, state.written, state.under_way) = (Vec::new(), 0, 0);
         state.replies.set(0);
-        let (io, waiting) = (state.io.take(), std::mem::take(&mut state.waiting));
+        let (io, waiting) = (state.take_io(), std::mem::take(&mut state.waiting));
         state.driver.wake();
         state.flusher.wake();
         drop(state);
         // Without the lock: the last owner of another connection may be among them.
         drop(waiting);
-        close(io);
+        drop(io);
     }
 
     /// Returns the error of the calls that it ended without a reply.
@@ -377,16 +375,9 @@ impl Drop for Wire {
     /// Ends the driver, which has no reference to it.
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        close(state.io.take());
+        drop(state.take_io());
         state.replies.set(0);
         state.driver.wake();
         state.flusher.wake();
-    }
-}
-
-/// Announces the end to the server, and closes the socket.
-fn close(io: Option<Box<dyn Io>>) {
-    if let Some(mut io) = io {
-        let _ = Pin::new(&mut *io).poll_shutdown(&mut Context::from_waker(Waker::noop()));
     }
 }

@@ -1,6 +1,7 @@
 //! The buffers of a connection, and its requests that wait for replies.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -74,6 +75,8 @@ pub(super) struct State {
     pub(super) out: Vec<u8>,
     /// How much of `out` is written.
     pub(super) written: usize,
+    /// The socket did not take all of the last write.
+    pub(super) is_blocked: bool,
     /// A caller was dropped without a reply. Its request may be in `out`.
     pub(super) has_left: bool,
     /// Input that was read and not handled yet, up to `filled`.
@@ -103,6 +106,7 @@ impl State {
             health,
             out: Vec::with_capacity(4096),
             written: 0,
+            is_blocked: false,
             has_left: false,
             input: vec![0; CHUNK],
             filled: 0,
@@ -111,6 +115,17 @@ impl State {
             under_way: 0,
             seeded: None,
         }
+    }
+
+    /// Removes the stream, whose drop closes the socket, and announces the end to the server. Not with TLS that still holds requests: it
+    /// would send them first, although their callers receive an error.
+    pub(super) fn take_io(&mut self) -> Option<Box<dyn Io>> {
+        let mut io = self.io.take()?;
+        if !self.is_blocked {
+            // Without the announcement, the server finds the end of the connection.
+            let _ = Pin::new(&mut *io).poll_shutdown(&mut Context::from_waker(Waker::noop()));
+        }
+        Some(io)
     }
 
     /// Writes what the socket takes now. If that fails, the driver, which is woken, finds the error.

@@ -1,11 +1,14 @@
 //! A connection and its driver, with a peer in memory.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::task::JoinHandle;
 
 use super::in_flight::tests::claims;
@@ -25,9 +28,13 @@ struct Setup {
 /// Creates a connection whose socket takes `room` bytes. `handle` receives the pushes.
 fn setup(room: usize, handle: impl Fn(Push) + Send + Sync + 'static) -> Setup {
     let (ours, peer) = tokio::io::duplex(room);
+    setup_on(Box::new(ours), peer, handle)
+}
+
+fn setup_on(io: Box<dyn Io>, peer: DuplexStream, handle: impl Fn(Push) + Send + Sync + 'static) -> Setup {
     let replies = Replies::default();
     let opened = Opened {
-        io: Box::new(ours),
+        io,
         replies: replies.clone(),
         version: Some(7),
     };
@@ -208,4 +215,48 @@ async fn a_long_reply_is_read_in_parts_and_its_buffer_is_released() {
     assert!(matches!(answer.unwrap(), Value::Array(fields) if fields.len() == 2));
     let state = setup.wire.state();
     assert_eq!((state.input.len(), state.filled), (ROOM, 0));
+}
+
+/// A stream that counts how often its end is announced: TLS sends what it holds before that.
+struct Announcing(DuplexStream, Arc<AtomicUsize>);
+
+impl AsyncRead for Announcing {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Announcing {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.1.fetch_add(1, Relaxed);
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
+#[tokio::test]
+async fn requests_that_the_socket_has_not_taken_at_the_end_are_not_sent() {
+    for (room, announced) in [(8, 0), (ROOM, 1)] {
+        let (ours, peer) = tokio::io::duplex(room);
+        let announcements = Arc::<AtomicUsize>::default();
+        let mut setup = setup_on(Box::new(Announcing(ours, announcements.clone())), peer, |_| {});
+        let cmd = ping();
+        let mut call = Box::pin(setup.wire.call(&cmd));
+        assert!(futures_util::poll!(&mut call).is_pending());
+        tokio::task::yield_now().await;
+        setup.wire.end();
+        assert!(call.await.is_err());
+        setup.driver.await.unwrap();
+        assert_eq!(announcements.load(Relaxed), announced);
+        let mut sent = Vec::new();
+        setup.peer.read_to_end(&mut sent).await.unwrap();
+        assert_eq!(sent.len(), room.min(cmd.get_packed_command().len()));
+    }
 }
