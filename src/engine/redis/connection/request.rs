@@ -45,28 +45,28 @@ impl Link {
     ) -> Result<Value, Failure> {
         match self.call_on(connection, call, asking, attempt).await {
             Err(failure) if failure.is_unknown_script() => {
-                // No second permit: the attempt has been admitted.
-                Box::pin(self.run_unknown(connection, script, call, asking)).await
+                Box::pin(self.run_unknown(connection, script, call, asking, attempt)).await
             }
             answer => answer,
         }
     }
 
     /// Runs a script that the server did not know a moment ago. The first of many calls contains the text, and the server executes
-    /// the others after it.
+    /// the others after it. It has no permit, because calls that wait for the script may have all of them.
     async fn run_unknown(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
         script: &Script,
         call: &Cmd,
         asking: bool,
+        attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
         let whole = || script.with_source(call);
         if let Some(_loading) = connection.wire.begin_load() {
             return self.call_on(connection, &whole(), asking, None).await;
         }
-        match self.call_on(connection, call, asking, None).await {
-            Err(failure) if failure.is_unknown_script() => self.call_on(connection, &whole(), asking, None).await,
+        match self.call_on(connection, call, asking, attempt).await {
+            Err(failure) if failure.is_unknown_script() => self.call_on(connection, &whole(), asking, attempt).await,
             answer => answer,
         }
     }
