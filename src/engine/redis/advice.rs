@@ -80,7 +80,6 @@ pub(super) fn without_arguments(error: RedisError) -> RedisError {
 pub(super) fn explained(error: &RedisError) -> String {
     match (tls_error(error), error.kind()) {
         (Some(tls), _) => ADVICE.explain(None, &tls.to_string(), said(error)).1,
-        (None, ErrorKind::RESP3NotSupported) => render(said(error), NO_HELLO),
         (None, _) => {
             let code = Some(error.code().unwrap_or_default());
             ADVICE.explain(code, error.detail().unwrap_or_default(), said(error)).1
