@@ -191,7 +191,10 @@ mod tests {
     fn pair() -> (Arc<PolledSocket>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        (PolledSocket::new(ours.into(), Replies::default(), Replies::default()), theirs)
+        (
+            PolledSocket::new(ours.into(), Replies::default(), Replies::default()),
+            theirs,
+        )
     }
 
     fn read(socket: &PolledSocket, wakes: &Arc<Wakes>, size: usize) -> Poll<Vec<u8>> {

@@ -13,6 +13,7 @@ pub(super) mod probe;
 pub(super) mod pubsub;
 pub(super) mod records;
 pub(super) mod request;
+mod serving;
 pub(super) mod version;
 
 use std::io;
@@ -30,9 +31,10 @@ use tokio::sync::{oneshot, watch};
 use self::liveness::Health;
 use self::pubsub::Topics;
 use self::records::Records;
+use self::serving::{Serving, watch_silence};
 use super::config::{RedisConfig, show_address};
 use super::error::{Failure, is_refused_login};
-use super::wire::{Push, Wire, drive, flush};
+use super::wire::{Wire, flush};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::event_loop::{Task, unless_it_panics};
@@ -233,10 +235,10 @@ impl Link {
         let connection = Arc::new(Connection {
             wire,
             generation,
-            health,
+            health: health.clone(),
             address: server_address,
         });
-        let watching = watch_silence(Arc::downgrade(self), Arc::downgrade(&connection), self.limit());
+        let watching = watch_silence(Arc::downgrade(self), Arc::downgrade(&connection), health, self.limit());
         self.runtime.spawn(watching.boxed());
         let subscribed = self.resubscribe(&connection).await;
         subscribed.map_err(|error| cannot_connect(error.into()))?;
@@ -347,58 +349,5 @@ async fn keep_trying(link: Weak<Link>) {
         if let Err(failure) = outcome {
             tracing::debug!(%failure, "still no connection for the waiting");
         }
-    }
-}
-
-/// Replaces a connection that is silent although requests without a waiting caller are in flight, and ends it when their replies can
-/// no longer arrive.
-async fn watch_silence(link: Weak<Link>, connection: Weak<Connection>, limit: Duration) {
-    while let Some(connection) = connection.upgrade() {
-        if connection.health.is_silent(LATE_REPLY) {
-            return connection.wire.end();
-        }
-        if connection.health.is_silent(2 * limit)
-            && let Some(link) = link.upgrade()
-        {
-            link.lose(connection.generation);
-        }
-        drop(connection);
-        tokio::time::sleep(limit).await;
-    }
-}
-
-/// The task that serves a connection. Its end, also by a panic or with the event loop, ends and replaces the connection.
-struct Serving {
-    link: Weak<Link>,
-    wire: Weak<Wire>,
-    health: Arc<Health>,
-    generation: u64,
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.health.mark_dead();
-        if let Some(wire) = self.wire.upgrade() {
-            wire.end();
-        }
-        if let Some(link) = self.link.upgrade() {
-            link.lose(self.generation);
-        }
-    }
-}
-
-impl Serving {
-    async fn run(self) {
-        drive(self.wire.clone(), |push| {
-            let Some(link) = self.link.upgrade() else { return };
-            match push {
-                Push::Message { channel, message } => link.topics.notify(&channel, &message),
-                Push::Ended { channel } => {
-                    link.topics.end(&channel);
-                    link.endings.send_replace(());
-                }
-            }
-        })
-        .await;
     }
 }

@@ -149,7 +149,9 @@ async fn the_connection_on_an_event_loop_leads_to_the_master_and_ends_with_a_fai
     })
     .await;
     // A late reply of the old master would be no grant.
-    let rejected = tokio::time::timeout(LONG, &mut in_flight).await.expect("the end of the call");
+    let rejected = tokio::time::timeout(LONG, &mut in_flight)
+        .await
+        .expect("the end of the call");
     assert!(rejected.unwrap().unwrap_err().retryable);
     setup.servers[0].resume();
     within(60, "a connection to the new master", async || {
