@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, select_ok};
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisResult, Value};
+use rustls::ProtocolVersion;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
@@ -21,8 +22,14 @@ use crate::engine::redis::wire::{Io, Opened, resp};
 /// The longest time that sent bytes may stay without an acknowledgement. The default of Linux is about 15 minutes, for which
 /// a call in flight would wait.
 const PEER_SILENCE: Duration = Duration::from_secs(30);
+/// The longest reply during the login, and the longest message of a sentinel, in bytes.
+const LONGEST: usize = 1 << 20;
 /// How much TLS may hold of requests that the socket has not taken, in bytes: those are sent also if their callers leave.
 const ENCRYPTED: usize = 16 * 1024;
+
+/// The number of writes after which a session of TLS 1.2 is replaced, with at most two records each. rustls sends no more than 2^24
+/// records with one key, and cannot change it.
+const TLS_1_2_WRITES: u64 = 1 << 22;
 
 /// Returns the server with its current address and login.
 pub(in super::super) async fn locate(config: &RedisConfig) -> Result<ConnectionInfo, Failure> {
@@ -58,6 +65,7 @@ async fn login(config: &RedisConfig) -> Result<RedisConnectionInfo, Failure> {
 pub(in super::super) struct Dialed {
     pub(in super::super) io: Box<dyn Io>,
     socket: StreamHandle,
+    writes: u64,
     input: Vec<u8>,
 }
 
@@ -72,19 +80,26 @@ impl Dialed {
             _ => return Err(io::Error::from(ErrorKind::Unsupported).into()),
         };
         let socket = stream.handle();
-        let io: Box<dyn Io> = match tls {
-            None => Box::new(stream),
+        let (io, writes): (Box<dyn Io>, _) = match tls {
+            None => (Box::new(stream), u64::MAX),
             Some(files) => {
                 // The certificate is for the name in the settings, if they have one.
                 let name = files.server_name.as_deref().unwrap_or(host).to_owned();
                 let name = ServerName::try_from(name).map_err(io::Error::other)?;
                 let mut stream = TlsConnector::from(tls_config(files)?).connect(name, stream).await?;
-                stream.get_mut().1.set_buffer_limit(Some(ENCRYPTED));
-                Box::new(stream)
+                let session = stream.get_mut().1;
+                session.set_buffer_limit(Some(ENCRYPTED));
+                let is_limited = session.protocol_version() == Some(ProtocolVersion::TLSv1_2);
+                let writes = if is_limited { TLS_1_2_WRITES } else { u64::MAX };
+                (Box::new(stream), writes)
             }
         };
-        let input = Vec::new();
-        Ok(Dialed { io, socket, input })
+        Ok(Dialed {
+            io,
+            socket,
+            writes,
+            input: Vec::new(),
+        })
     }
 
     /// Sends one command, and waits for its reply.
@@ -100,6 +115,9 @@ impl Dialed {
             if let Some(length) = resp::length(&self.input)? {
                 let reply: Vec<u8> = self.input.drain(..length).collect();
                 return resp::value(&reply);
+            }
+            if self.input.len() > LONGEST {
+                return Err(resp::nonsense());
             }
             if self.io.read_buf(&mut self.input).await? == 0 {
                 return Err(broken());
@@ -139,12 +157,18 @@ impl Dialed {
     }
 }
 
-/// Connects to the first address that answers: one of several may be unreachable without an error.
 async fn connect(host: &str, port: u16) -> io::Result<Stream> {
-    let addresses = tokio::net::lookup_host((host, port)).await?;
+    connect_to_one_of(tokio::net::lookup_host((host, port)).await?).await
+}
+
+/// Connects to the first address that answers: one of several may be unreachable without an error.
+async fn connect_to_one_of(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Stream> {
     let mut attempts = addresses.map(connect_to).peekable();
     if attempts.peek().is_none() {
-        return Err(io::Error::new(ErrorKind::NotFound, "the name of the server has no address"));
+        return Err(io::Error::new(
+            ErrorKind::NotFound,
+            "the name of the server has no address",
+        ));
     }
     Ok(select_ok(attempts).await?.0)
 }
@@ -171,7 +195,12 @@ pub(super) async fn open(
         let role = dialed.ask(&redis::cmd("ROLE")).await?;
         sentinel::check_master(&role, &show_address(server.addr()).into())?;
     }
-    let Dialed { io, socket, input } = dialed;
+    let Dialed {
+        io,
+        socket,
+        writes,
+        input,
+    } = dialed;
     if !input.is_empty() {
         // Later replies could not be assigned.
         return Err(resp::nonsense().into());
@@ -182,7 +211,12 @@ pub(super) async fn open(
             .serve_on(event_loop, receivers, &replies)
             .map_err(redis::RedisError::from)?;
     }
-    Ok(Opened { io, replies, version })
+    Ok(Opened {
+        io,
+        replies,
+        writes,
+        version,
+    })
 }
 
 /// Returns the major version of the server, from its reply to `HELLO`.
@@ -195,4 +229,30 @@ fn major_version(reply: &Value) -> Option<u32> {
         }
         _ => None,
     })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_is_no_obstacle() {
+        let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        full.listen(0).unwrap();
+        let silent = full.local_addr().unwrap().as_socket().unwrap();
+        // Its queue has room for one connection.
+        let _first = std::net::TcpStream::connect(silent).unwrap();
+        let within = Duration::from_millis(100);
+        let connecting = tokio::net::TcpStream::connect(silent);
+        assert!(
+            tokio::time::timeout(within, connecting).await.is_err(),
+            "it does not answer"
+        );
+        let addresses = [silent, open.local_addr().unwrap()];
+        let connected = tokio::time::timeout(Duration::from_secs(10), connect_to_one_of(addresses.into_iter())).await;
+        assert!(connected.unwrap().is_ok());
+        assert!(connect_to_one_of([].into_iter()).await.is_err());
+    }
 }

@@ -11,7 +11,7 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::in_flight::InFlight;
-use super::state::{CHUNK, State};
+use super::state::{CHUNK, LONGEST, State};
 use super::{Push, Wire, resp};
 use crate::engine::redis::error::{broken, is_forbidden, spoils_connection};
 
@@ -88,7 +88,13 @@ impl State {
             }
             match Pin::new(&mut *io).poll_write(context, &self.out[self.written..])? {
                 Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Poll::Ready(count) => self.written += count,
+                Poll::Ready(count) => {
+                    self.written += count;
+                    self.writes = self.writes.saturating_sub(1);
+                    if self.writes == 0 {
+                        self.health.mark_dead();
+                    }
+                }
                 Poll::Pending => return Ok(()),
             }
         }
@@ -102,6 +108,9 @@ impl State {
     /// Reads what has arrived. Returns the number of bytes. `Pending`: nothing.
     fn read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.filled == self.input.len() {
+            if self.filled >= LONGEST {
+                return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+            }
             // A reply that is longer than the buffer.
             self.input.resize(2 * self.filled, 0);
         }

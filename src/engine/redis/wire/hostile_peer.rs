@@ -100,6 +100,7 @@ async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
         .unwrap();
     let opened = Opened {
         io: dialed.io,
+        writes: u64::MAX,
         replies: Replies::default(),
         version: Some(7),
     };

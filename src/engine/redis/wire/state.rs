@@ -19,6 +19,8 @@ use crate::model::OwnerToken;
 
 /// How much is read at once, unless a reply is longer.
 pub(super) const CHUNK: usize = 64 * 1024;
+/// The longest reply, in bytes. A page of `list` is far shorter.
+pub(super) const LONGEST: usize = 512 << 20;
 /// How long plain commands may draw fencing tokens after a script has raised the counter to the server's clock.
 const SEEDED_FOR: Duration = Duration::from_secs(1);
 
@@ -32,6 +34,8 @@ pub(in super::super) struct Opened {
     pub(in super::super) io: Box<dyn Io>,
     /// Counts the requests without a reply, for the event loop.
     pub(in super::super) replies: Replies,
+    /// How many writes its TLS session allows.
+    pub(in super::super) writes: u64,
     /// The major version of the server.
     pub(in super::super) version: Option<u32>,
 }
@@ -75,6 +79,8 @@ pub(super) struct State {
     pub(super) out: Vec<u8>,
     /// How much of `out` is written.
     pub(super) written: usize,
+    /// How many writes the TLS session still allows. At 0 the connection is replaced.
+    pub(super) writes: u64,
     /// The socket did not take all of the last write.
     pub(super) is_blocked: bool,
     /// A caller was dropped without a reply. Its request may be in `out`.
@@ -106,6 +112,7 @@ impl State {
             health,
             out: Vec::with_capacity(4096),
             written: 0,
+            writes: opened.writes,
             is_blocked: false,
             has_left: false,
             input: vec![0; CHUNK],

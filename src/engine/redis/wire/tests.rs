@@ -35,6 +35,7 @@ fn setup_on(io: Box<dyn Io>, peer: DuplexStream, handle: impl Fn(Push) + Send + 
     let replies = Replies::default();
     let opened = Opened {
         io,
+        writes: u64::MAX,
         replies: replies.clone(),
         version: Some(7),
     };
@@ -258,5 +259,18 @@ async fn requests_that_the_socket_has_not_taken_at_the_end_are_not_sent() {
         let mut sent = Vec::new();
         setup.peer.read_to_end(&mut sent).await.unwrap();
         assert_eq!(sent.len(), room.min(cmd.get_packed_command().len()));
+    }
+}
+
+#[tokio::test]
+async fn a_session_of_tls_1_2_ends_before_rustls_discards_requests() {
+    let mut setup = setup(ROOM, |_| {});
+    setup.wire.state().writes = 2;
+    let cmd = ping();
+    for is_dead in [false, true] {
+        let (answer, _) = tokio::join!(setup.wire.call(&cmd), setup.peer.write_all(b"+PONG\r\n"));
+        answer.unwrap();
+        // The next call opens another connection, and those in flight receive their replies.
+        assert_eq!(setup.wire.health.is_dead(), is_dead);
     }
 }

@@ -36,6 +36,7 @@ pub(in super::super) fn claims(count: usize) -> Vec<Claim> {
 pub(in super::super) fn state() -> State {
     let opened = Opened {
         io: Box::new(tokio::io::empty()),
+        writes: u64::MAX,
         replies: Replies::default(),
         version: Some(7),
     };
