@@ -188,6 +188,33 @@ for (const secure of [false, true]) {
       assert.equal(stdout, 'done')
     })
 
+    test(
+      'an idle process with an open connection does not wake up',
+      { skip: process.platform !== 'linux' },
+      async () => {
+        // After 200 ms without work, and after a store timeout.
+        const wakeups = await output(`
+    import { readdirSync, readFileSync } from 'node:fs'
+    import { setTimeout as sleep } from 'node:timers/promises'
+    import { LockService } from ${JSON.stringify(INDEX)}
+    const locks = await ${connecting()}
+    const lock = await locks.acquire('idle')
+    await lock.release()
+    const count = () => readdirSync('/proc/self/task').reduce((sum, task) => {
+      const status = readFileSync('/proc/self/task/' + task + '/status', 'utf8')
+      return sum + Number(/^voluntary_ctxt_switches:\\s+(\\d+)/m.exec(status)[1])
+    }, 0)
+    await sleep(6500)
+    const before = count()
+    await sleep(2000)
+    console.log(count() - before)
+    process.exit(0)
+  `)
+        // One is the end of the pause; others are the runtime's own.
+        assert.ok(Number(wakeups) < 20, wakeups)
+      },
+    )
+
     test('a worker that is terminated with calls in flight leaves no connection', async () => {
       for (let i = 0; i < 5; i++) {
         const { url, options } = target()
