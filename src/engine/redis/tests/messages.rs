@@ -127,7 +127,11 @@ async fn no_hand_off_is_lost_while_connections_end_and_begin() {
             eventually("a release", async || ours.release(&next, Duration::ZERO).await.is_ok()).await;
             granted(&theirs, &ours, "a grant on the next connection").await;
         }
+        let number = || ours.link().current().map(|connection| connection.generation);
+        let before = number();
         other.run::<()>("CLIENT KILL TYPE PUBSUB").await;
+        // A call before that would fail.
+        eventually("the end of the connection", async || number() != before).await;
         granted(&theirs, &ours, "a grant after the server has closed the connection").await;
     }
 }

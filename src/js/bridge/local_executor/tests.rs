@@ -334,10 +334,12 @@ fn a_task_that_wakes_itself_does_not_occupy_this_thread() {
         }
     });
     let _task = Task::spawn(Some(&*event_loop(&executor)), future);
-    for count in 1..10 {
-        assert!(executor.run_ready() && executor.has_ready());
-        assert_eq!(polls.load(Relaxed), count);
+    for _ in 0..10 {
+        executor.run_ready();
     }
+    // Otherwise the first call polls it until it ends.
+    let polls = polls.load(Relaxed);
+    assert!((1..1000).contains(&polls), "{polls}");
 }
 
 #[test]
@@ -438,7 +440,8 @@ fn the_io_thread_of_an_idle_process_sleeps() {
         ..TestSocket::default()
     };
     let (wakeups, socket) = wakeups(&io, socket);
-    assert_eq!((wakeups, socket.reads.load(Relaxed)), (0, 0));
+    // It may go to sleep after the count has begun.
+    assert!(wakeups <= 2 && socket.reads.load(Relaxed) == 0, "{wakeups}");
 }
 
 #[test]
