@@ -15,7 +15,8 @@ use super::ops::clock_offset::EstimatedEnd;
 use super::ops::fence::Stamp;
 use super::queue::pipelines;
 use crate::engine::mongodb::fields::{
-    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE, WAITING,
+    AHEAD, CHECK, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE,
+    WAITING,
 };
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
@@ -171,10 +172,12 @@ pub(super) fn process_of(document: &Document) -> Document {
     process
 }
 
-/// Returns the pipeline of a release that keeps the names busy for `keep`.
+/// Returns the pipeline of a release that keeps the names busy for `keep`. The process of the first waiter checks them then.
 pub(super) fn keep_busy(owner: &OwnerToken, keep: Duration) -> Vec<Document> {
-    let owner = format!("{}{KEPT}", owner.as_str());
-    vec![doc! { "$set": { OWNER: { "$literal": owner }, EXPIRES_AT: from_now(keep), GRANTED: "$$REMOVE" } }]
+    let (owner, check) = (format!("{}{KEPT}", owner.as_str()), pipelines::check_after(keep));
+    vec![
+        doc! { "$set": { OWNER: { "$literal": owner }, EXPIRES_AT: from_now(keep), GRANTED: "$$REMOVE", CHECK: check } },
+    ]
 }
 
 /// Returns the filter of the documents of these names that belong to this owner, expired or not.

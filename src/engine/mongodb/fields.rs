@@ -12,6 +12,8 @@ pub(crate) const RESERVED: &str = "reserved";
 pub(crate) const RESERVED_UNTIL: &str = "reservedUntil";
 /// The hand-off that made the owner the holder, until the owner has found it (see `queue/hand_off.rs`).
 pub(crate) const GRANTED: &str = "granted";
+/// `<process>:<ms>:<ms since 1970>`: the process that checks the name this long after a minimum hold or a short hand-off began.
+pub(crate) const CHECK: &str = "check";
 /// Number of hand-offs of a name since its stamp (see `ops/fence.rs`).
 pub(crate) const HANDED: &str = "handed";
 /// The field of an answer with the server's clock.

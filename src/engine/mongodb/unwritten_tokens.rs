@@ -6,13 +6,12 @@
 //! write the token as well, and so does the hand-off of a release. A transfer to another process waits for it. Until then `inspect`
 //! shows no token, and a waiter whose reservation comes from another command (`force_release`) gets a stamp.
 //!
-//! A grant takes about 200 bytes and its names until its token is written or it is released, and 40 bytes for its place in the order
-//! until it is due.
+//! A grant takes about 200 bytes and its names until its token is written or it is released.
 //!
 //! The same update ends the leases at most their ttl later: it removes the margin of the estimated end. Only the update that
 //! writes the token does so, because a lease with a token may have been extended.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +29,6 @@ use crate::model::{Claim, OwnerToken, Ttl};
 
 /// The time from a grant until its token is written, at least (at most twice as long).
 pub(crate) const DELAY: Duration = Duration::from_millis(50);
-/// The field of the ttl in the update.
-const TTL: &str = "ttl";
 /// Maximum number of leases in one update.
 const MOST_TOGETHER: usize = 64;
 
@@ -44,8 +41,6 @@ pub(crate) struct UnwrittenTokens {
 #[derive(Default)]
 struct State {
     tokens: HashMap<OwnerToken, Unwritten>,
-    /// When each token is due, in this order. A token that was forgotten meanwhile is skipped.
-    due: VecDeque<(Moment, OwnerToken)>,
     is_running: bool,
 }
 
@@ -56,35 +51,26 @@ struct Unwritten {
     ttl: Ttl,
     /// The end of the lease, unless it is renewed. A renewal writes the token.
     ends: Moment,
+    /// When the token is written.
+    due: Moment,
 }
 
 impl State {
-    fn add(&mut self, owner: &OwnerToken, token: Unwritten, now: Moment) {
-        self.tokens.insert(owner.clone(), token);
-        self.due.push_back((now + DELAY, owner.clone()));
-    }
-
-    /// Removes up to [`MOST_TOGETHER`] tokens that are due from the order, oldest first, and returns them. `None`: there are no tokens.
-    fn take_due(&mut self, now: Moment) -> Option<Vec<(OwnerToken, Unwritten)>> {
-        let mut taken = Vec::new();
-        while taken.len() < MOST_TOGETHER
-            && let Some((_, owner)) = self.due.pop_front_if(|(due, _)| *due <= now)
-        {
-            match self.tokens.get(&owner) {
-                Some(token) if token.ends > now => taken.push((owner, token.clone())),
-                _ => drop(self.tokens.remove(&owner)),
-            }
-        }
-        (!self.tokens.is_empty()).then_some(taken)
-    }
-
-    /// Makes tokens that could not be written due again, after all others.
-    fn put_back(&mut self, tokens: Vec<(OwnerToken, Unwritten)>, now: Moment) {
-        self.due
-            .extend(tokens.into_iter().map(|(owner, _)| (now + DELAY, owner)));
-        // While no token can be written, grants that were released would pile up.
-        let State { tokens, due, .. } = self;
-        due.retain(|(_, owner)| tokens.contains_key(owner));
+    /// Returns up to [`MOST_TOGETHER`] tokens that are due, the longest due first, and forgets those of leases that have ended.
+    /// `None`: there are no tokens.
+    ///
+    /// # Behavior
+    /// Tokens that cannot be written are due again behind all others.
+    fn due(&mut self, now: Moment) -> Option<Vec<(OwnerToken, Unwritten)>> {
+        self.tokens.retain(|_, token| token.ends > now);
+        let mut due: Vec<_> = self.tokens.iter_mut().filter(|(_, token)| token.due <= now).collect();
+        due.sort_unstable_by_key(|(_, token)| token.due);
+        let due = due.into_iter().take(MOST_TOGETHER).map(|(owner, token)| {
+            token.due = now + DELAY;
+            (owner.clone(), token.clone())
+        });
+        let due = due.collect();
+        (!self.tokens.is_empty()).then_some(due)
     }
 }
 
@@ -102,9 +88,10 @@ impl UnwrittenTokens {
             tick,
             ttl: claim.ttl,
             ends: now + claim.ttl.duration(),
+            due: now + DELAY,
         };
         let mut state = self.state.lock();
-        state.add(&claim.owner, token, now);
+        state.tokens.insert(claim.owner.clone(), token);
         if !std::mem::replace(&mut state.is_running, true) {
             tokio::spawn(self.clone().run().boxed());
         }
@@ -130,16 +117,17 @@ impl UnwrittenTokens {
         let mut pause = DELAY;
         loop {
             tokio::time::sleep(pause).await;
-            let Some(due) = self.take_due() else { return };
-            if due.is_empty() {
-                pause = DELAY;
-                continue;
-            }
+            let due = {
+                let mut state = self.state.lock();
+                let due = state.due(Moment::now());
+                state.is_running = due.is_some();
+                due
+            };
+            let Some(due) = due else { return };
             pause = match self.write(&due).await {
                 Ok(()) => {
                     backoff.reset();
-                    let mut state = self.state.lock();
-                    due.iter().for_each(|(owner, _)| drop(state.tokens.remove(owner)));
+                    due.iter().for_each(|(owner, _)| self.forget(owner));
                     if due.len() < MOST_TOGETHER {
                         DELAY
                     } else {
@@ -148,48 +136,30 @@ impl UnwrittenTokens {
                 }
                 Err(failure) => {
                     tracing::debug!(%failure, "fencing tokens could not be written; they are written later");
-                    self.state.lock().put_back(due, Moment::now());
                     backoff.delay()
                 }
             };
         }
     }
 
-    /// Returns the tokens that are due. `None`: there are no tokens, and the task ends.
-    fn take_due(&self) -> Option<Vec<(OwnerToken, Unwritten)>> {
-        let mut state = self.state.lock();
-        let due = state.take_due(Moment::now());
-        if due.is_none() {
-            state.due.clear();
-            state.is_running = false;
-        }
-        due
-    }
-
     /// Writes these tokens. A document that has another owner now, or a token, stays unchanged.
     async fn write(&self, tokens: &[(OwnerToken, Unwritten)]) -> Outcome<()> {
-        let ids: Vec<&str> = tokens
-            .iter()
-            .flat_map(|(_, token)| &token.ids)
-            .map(String::as_str)
-            .collect();
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<&String> = tokens.iter().flat_map(|(_, token)| &token.ids).collect();
         let owners: Vec<&str> = tokens.iter().map(|(owner, _)| owner.as_str()).collect();
-        let unwritten = doc! { "_id": { "$in": ids }, OWNER: { "$in": owners }, FENCE: Bson::Null };
-        let of_owners: Vec<Document> = tokens
-            .iter()
-            .map(|(owner, token)| doc! { OWNER: owner.as_str(), FENCE: token.tick, TTL: millis(token.ttl.duration()) })
-            .collect();
-        let is_ours = doc! { "$eq": [format!("$$e.{OWNER}"), format!("${OWNER}")] };
-        let ours = doc! { "$filter": { "input": { "$literal": of_owners }, "as": "e", "cond": is_ours } };
-        let end = doc! { "$add": ["$$NOW", format!("$$ours.{TTL}")] };
-        let written = doc! {
-            FENCE: format!("$$ours.{FENCE}"),
-            EXPIRES_AT: { "$min": [format!("${EXPIRES_AT}"), end] },
+        let unwritten = doc! { "_id": { "$in": ids }, OWNER: { "$in": &owners }, FENCE: Bson::Null };
+        let at = doc! { "$indexOfArray": [{ "$literal": owners }, format!("${OWNER}")] };
+        let of_owner = |value: fn(&Unwritten) -> Bson| {
+            let values: Vec<Bson> = tokens.iter().map(|(_, token)| value(token)).collect();
+            doc! { "$arrayElemAt": [values, at.clone()] }
         };
-        let steps = vec![doc! { "$replaceWith": { "$let": {
-            "vars": { "ours": { "$arrayElemAt": [ours, 0] } },
-            "in": { "$mergeObjects": ["$$ROOT", written] },
-        } } }];
+        let end = doc! { "$add": ["$$NOW", of_owner(|token| millis(token.ttl.duration()).into())] };
+        let steps = vec![doc! { "$set": {
+            FENCE: of_owner(|token| token.tick.into()),
+            EXPIRES_AT: { "$min": [format!("${EXPIRES_AT}"), end] },
+        } }];
         let locks = self.pool.locks();
         let update = || async move {
             locks.update_many(unwritten, steps).await?;
@@ -224,56 +194,61 @@ pub(crate) fn is_without_token_yet(document: &Document) -> bool {
 mod tests {
     use super::*;
 
-    fn unwritten(state: &mut State, ends: Moment, now: Moment) -> OwnerToken {
+    fn unwritten(state: &mut State, seconds: u64, granted: Moment) -> OwnerToken {
         let owner = OwnerToken::fresh();
         let token = Unwritten {
             ids: vec!["n".to_owned()],
             tick: Timestamp { time: 1, increment: 1 },
-            ttl: Ttl::new(Duration::from_secs(5)).unwrap(),
-            ends,
+            ttl: Ttl::new(Duration::from_secs(seconds)).unwrap(),
+            ends: granted + Duration::from_secs(seconds),
+            due: granted + DELAY,
         };
-        state.add(&owner, token, now);
+        state.tokens.insert(owner.clone(), token);
         owner
     }
 
-    fn owners(taken: Option<Vec<(OwnerToken, Unwritten)>>) -> Vec<OwnerToken> {
-        taken.unwrap().into_iter().map(|(owner, _)| owner).collect()
-    }
-
     #[test]
-    fn tokens_are_due_in_the_order_of_their_grants() {
+    fn tokens_are_due_some_time_after_their_grants_up_to_64_at_once() {
         let (mut state, now) = (State::default(), Moment::now());
-        let end = now + Duration::from_secs(5);
-        let all: Vec<OwnerToken> = (0..200).map(|_| unwritten(&mut state, end, now)).collect();
-        assert!(owners(state.take_due(now)).is_empty(), "too early");
+        let all: Vec<OwnerToken> = (0..200).map(|_| unwritten(&mut state, 5, now)).collect();
+        assert!(state.due(now).unwrap().is_empty(), "too early");
         state.tokens.remove(&all[0]);
-        let due = now + DELAY;
-        let first = state.take_due(due).unwrap();
-        assert_eq!(first.len(), MOST_TOGETHER);
-        assert!(first.iter().map(|(owner, _)| owner).eq(&all[1..=MOST_TOGETHER]));
-        state.put_back(first, due);
-        assert_eq!(owners(state.take_due(due)), all[65..129]);
-        assert_eq!(owners(state.take_due(due)), all[129..193]);
-        assert_eq!(owners(state.take_due(due)), all[193..]);
-        assert!(owners(state.take_due(due)).is_empty());
-        assert_eq!(
-            owners(state.take_due(due + DELAY)),
-            all[1..=64],
-            "what could not be written"
-        );
+        let mut sizes = Vec::new();
+        while let Some(due) = state.due(now + DELAY) {
+            sizes.push(due.len());
+            due.iter().for_each(|(owner, _)| drop(state.tokens.remove(owner)));
+        }
+        assert_eq!(sizes, [64, 64, 64, 7]);
     }
 
     #[test]
-    fn nothing_is_kept_of_tokens_that_ended_or_were_forgotten() {
+    fn tokens_that_cannot_be_written_are_due_again_behind_all_others() {
         let (mut state, now) = (State::default(), Moment::now());
-        unwritten(&mut state, now + DELAY, now);
-        let live = unwritten(&mut state, now + DELAY * 2, now);
-        let failed = state.take_due(now + DELAY).unwrap();
-        assert_eq!(state.tokens.len(), 1, "one has ended");
-        let released = unwritten(&mut state, now + DELAY * 3, now);
-        state.tokens.remove(&released);
-        state.put_back(failed, now + DELAY);
-        assert!(state.due.iter().map(|(_, owner)| owner).eq([&live]));
-        assert!(state.take_due(now + DELAY * 2).is_none() && state.due.is_empty());
+        let ms = Duration::from_millis;
+        for at in 0..3 {
+            for _ in 0..64 {
+                unwritten(&mut state, 5, now + ms(at));
+            }
+        }
+        // No write succeeds. The pauses are longer than a token needs to be due again.
+        let mut taken = HashMap::<OwnerToken, u32>::new();
+        for round in 0..6 {
+            let due = state.due(now + ms(500 * (round + 1))).unwrap();
+            assert_eq!(due.len(), 64);
+            due.into_iter()
+                .for_each(|(owner, _)| *taken.entry(owner).or_default() += 1);
+        }
+        assert_eq!((taken.len(), taken.values().all(|times| *times == 2)), (192, true));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_tokens_whose_leases_ended() {
+        let (mut state, now) = (State::default(), Moment::now());
+        unwritten(&mut state, 5, now);
+        let live = unwritten(&mut state, 6, now);
+        let due = state.due(now + Duration::from_secs(5)).unwrap();
+        assert!(due.iter().map(|(owner, _)| owner).eq([&live]));
+        assert_eq!(state.tokens.len(), 1, "it is written again until it succeeds");
+        assert!(state.due(now + Duration::from_secs(6)).is_none() && state.tokens.is_empty());
     }
 }

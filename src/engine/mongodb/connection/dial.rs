@@ -7,7 +7,7 @@ use mongodb::Database;
 use mongodb::bson::{Document, doc};
 use mongodb::options::{
     Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
-    WriteConcern,
+    ServerAddress, WriteConcern,
 };
 use tokio::time::{Instant, timeout_at};
 
@@ -18,7 +18,6 @@ use crate::engine::mongodb::connection::clock::{SharedReading, read_clock};
 use crate::engine::mongodb::connection::openings::OpenConnections;
 use crate::engine::mongodb::connection::pool::{Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
-use crate::engine::mongodb::connection::session::one_member;
 use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure};
 use crate::engine::mongodb::ops::clock_offset::ClockOffset;
 use crate::engine::mongodb::ops::fence::{Clock, ServerClock};
@@ -49,17 +48,13 @@ impl MongodbEngine {
     /// Retryable when no server can be reached; not retryable when the password, a right, a certificate, the replica
     /// set's name, the server's version or the collection's indexes are wrong.
     pub async fn connect(config: MongodbConfig) -> Result<Arc<Self>> {
-        let limit = config.timeout.mul_f64(0.95);
-        let deadline = Instant::now() + limit;
-        let mut options = timeout_at(deadline, options(&config))
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "of the DNS")))
-            .map_err(|error| of_name(error, &config))?;
+        let steps = Steps::new(config.timeout.mul_f64(0.95));
+        let options = steps.step("of the DNS", options(&config)).await;
+        let mut options = options.map_err(|error| of_name(error, &config))?;
         let monitor = ServerMonitor::new(&options);
         options.sdam_event_handler = Some(monitor.handler());
         let open = Arc::new(OpenConnections::default());
         options.cmap_event_handler = Some(open.handler());
-        let target = Target::new(&options);
         let settings = ClientSettings {
             options,
             pem: config.pem.clone(),
@@ -70,7 +65,8 @@ impl MongodbEngine {
             EngineError::new(ENGINE, CONNECT, failure.is_out_of_descriptors(), failure)
         })?;
         let database = client.database(&config.database);
-        let hello = send_hello(&database, &target, &monitor, (deadline, limit)).await?;
+        let hello = send_hello(&database, &settings.options, &monitor);
+        let hello = steps.step("to the first command", hello).await?;
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let is_cluster = is_set || is_router;
@@ -91,19 +87,12 @@ impl MongodbEngine {
             config.timeout,
         );
         let connected = pool.connected();
-        timeout_at(
-            deadline,
-            checks::check(&connected, is_router, config.warnings.as_deref()),
-        )
-        .await
-        .unwrap_or_else(|_| Err(late(limit, "to the check of the collection")))?;
-        timeout_at(deadline, ttl_index::ensure(&connected.locks))
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "to the check of the TTL index")))?;
+        let check = checks::check(&connected, is_router, config.warnings.as_deref());
+        steps.step("to the check of the collection", check).await?;
+        let index = ttl_index::ensure(&connected.locks);
+        steps.step("to the check of the TTL index", index).await?;
         let reading = async { read_clock(&database).await.map_err(|failure| failure.during(CONNECT)) };
-        let reading = timeout_at(deadline, reading)
-            .await
-            .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
+        let reading = steps.step("to the second command", reading).await?;
         let index = TtlIndex::new(pool.clone());
         let queue = || {
             Queue::new(
@@ -136,48 +125,47 @@ impl MongodbConfig {
     pub(in crate::engine) fn address(&self) -> String {
         match (&self.srv, &self.connection.host_info) {
             (Some(srv), _) => srv.name.clone(),
-            (_, HostInfo::HostIdentifiers(hosts)) => {
-                hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-            }
+            (_, HostInfo::HostIdentifiers(hosts)) => listed(hosts),
             _ => String::new(),
         }
     }
 }
 
-/// Sends the first command, and checks its answer. `limit`: the distance of the deadline from the start, for the error.
-async fn send_hello(
-    database: &Database,
-    target: &Target,
-    monitor: &ServerMonitor,
-    (deadline, limit): (Instant, Duration),
-) -> Result<Document> {
-    let greeting = async {
-        tokio::select! {
-            hello = database.run_command(doc! { "hello": 1 }) => {
-                hello.map_err(|error| target.failed(monitor.explain(Failure(error))))
-            }
-            reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
+/// The time limit of all steps of `connect`.
+struct Steps {
+    limit: Duration,
+    deadline: Instant,
+}
+
+impl Steps {
+    fn new(limit: Duration) -> Self {
+        let deadline = Instant::now() + limit;
+        Steps { limit, deadline }
+    }
+
+    /// Waits for a step. Fails with a retryable error, "no answer `what` within … ms", at the deadline of `connect`.
+    async fn step<T>(&self, what: &str, step: impl Future<Output = Result<T>>) -> Result<T> {
+        timeout_at(self.deadline, step).await.unwrap_or_else(|_| {
+            let message = format!("no answer {what} within {} ms", self.limit.as_millis());
+            Err(EngineError::new(ENGINE, CONNECT, true, message))
+        })
+    }
+}
+
+/// Sends the first command, and checks its answer.
+async fn send_hello(database: &Database, options: &ClientOptions, monitor: &ServerMonitor) -> Result<Document> {
+    let hello = tokio::select! {
+        hello = database.run_command(doc! { "hello": 1 }) => {
+            hello.map_err(|error| failed(options, monitor.explain(Failure(error))))?
         }
+        reasons = monitor.unusable() => return Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
     };
-    let hello = timeout_at(deadline, greeting)
-        .await
-        .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
     if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
         let message = "the server is older than MongoDB 5.0, the oldest version that holdfast supports";
         return Err(EngineError::new(ENGINE, CONNECT, false, message));
     }
-    target.check_primary(&hello)?;
+    check_primary(options, &hello)?;
     Ok(hello)
-}
-
-/// Creates the error of a step without an answer.
-fn late(limit: Duration, what: &str) -> EngineError {
-    EngineError::new(
-        ENGINE,
-        CONNECT,
-        true,
-        format!("no answer {what} within {} ms", limit.as_millis()),
-    )
 }
 
 /// Adds the name to an error of its resolution.
@@ -218,64 +206,50 @@ async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
     Ok(options)
 }
 
-/// The parts of the options that explain a failure, without a password.
-struct Target {
-    hosts: Vec<String>,
-    user: Option<(String, String)>,
-    is_direct: bool,
+/// Describes the failure of the first command, without the password.
+fn failed(options: &ClientOptions, failure: Failure) -> EngineError {
+    let reason = failure.to_string();
+    let user = options.credential.as_ref().and_then(|credential| {
+        let source = credential.source.as_deref().unwrap_or_default();
+        Some((credential.username.as_deref()?, source))
+    });
+    let message = match user {
+        Some((user, source)) if failure.is_authentication() => {
+            format!("cannot log in as user {user:?} of the database {source:?} (authSource): {reason}")
+        }
+        _ if failure.is_server_selection() && is_elsewhere(&options.hosts, &reason) => format!(
+            "{reason}; these are the members as the replica set itself names them (directConnection=true keeps to the URL's host)"
+        ),
+        _ => return failure.during(CONNECT),
+    };
+    EngineError::new(ENGINE, CONNECT, failure.retryable(), message)
 }
 
-impl Target {
-    fn new(options: &ClientOptions) -> Self {
-        Target {
-            hosts: options.hosts.iter().map(ToString::to_string).collect(),
-            user: options.credential.as_ref().and_then(|credential| {
-                Some((
-                    credential.username.clone()?,
-                    credential.source.clone().unwrap_or_default(),
-                ))
-            }),
-            is_direct: options.direct_connection == Some(true),
-        }
-    }
+/// Whether a message names only servers that are not in the URL: a member of the set returned other addresses.
+fn is_elsewhere(hosts: &[ServerAddress], message: &str) -> bool {
+    message.starts_with("no server ") && !hosts.iter().any(|host| message.contains(&host.to_string()))
+}
 
-    /// Describes the failure of the first command.
-    fn failed(&self, failure: Failure) -> EngineError {
-        let reason = failure.to_string();
-        let message = match &self.user {
-            Some((user, source)) if failure.is_authentication() => {
-                format!("cannot log in as user {user:?} of the database {source:?} (authSource): {reason}")
-            }
-            _ if failure.is_server_selection() && self.is_elsewhere(&reason) => format!(
-                "{reason}; these are the members as the replica set itself names them (directConnection=true keeps to the \
-                 URL's host)"
-            ),
-            _ => return failure.during(CONNECT),
-        };
-        EngineError::new(ENGINE, CONNECT, failure.retryable(), message)
+/// Fails where a direct connection leads to a member that is not the primary: the driver does not contact the others.
+fn check_primary(options: &ClientOptions, hello: &Document) -> Result<()> {
+    let is_direct = options.direct_connection == Some(true);
+    let Some(set) = hello.get_str("setName").ok().filter(|_| is_direct) else {
+        return Ok(());
+    };
+    if hello.get_bool("isWritablePrimary").unwrap_or(false) {
+        return Ok(());
     }
+    let message = format!(
+        "directConnection=true leads to {}, which is not the primary of the replica set {set:?} (now {}): only the primary keeps \
+         locks",
+        listed(&options.hosts),
+        hello.get_str("primary").unwrap_or("none"),
+    );
+    Err(EngineError::new(ENGINE, CONNECT, true, message))
+}
 
-    /// Whether a message names only servers that are not in the URL: a member of the set returned other addresses.
-    fn is_elsewhere(&self, message: &str) -> bool {
-        message.starts_with("no server ") && !self.hosts.iter().any(|host| message.contains(host))
-    }
-
-    /// Fails where a direct connection leads to a member that is not the primary: the driver does not contact the others.
-    fn check_primary(&self, hello: &Document) -> Result<()> {
-        let Some(set) = hello.get_str("setName").ok().filter(|_| self.is_direct) else {
-            return Ok(());
-        };
-        if hello.get_bool("isWritablePrimary").unwrap_or(false) {
-            return Ok(());
-        }
-        let message = format!(
-            "directConnection=true leads to {}, which is not the primary of the replica set {set:?} (now {}): only the \
-             primary keeps locks",
-            self.hosts.join(", "),
-            hello.get_str("primary").unwrap_or("none"),
-        );
-        Err(EngineError::new(ENGINE, CONNECT, true, message))
-    }
+fn listed(hosts: &[ServerAddress]) -> String {
+    hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn collection_options(config: &MongodbConfig) -> CollectionOptions {
@@ -294,27 +268,25 @@ fn collection_options(config: &MongodbConfig) -> CollectionOptions {
 
 /// Returns the write concern of releases: that of the primary alone, with the URL's `journal`.
 fn release_concern(config: &MongodbConfig) -> WriteConcern {
-    let mut concern = one_member();
-    concern.journal = config
-        .connection
-        .write_concern
-        .as_ref()
-        .and_then(|of_url| of_url.journal);
+    let of_url = config.connection.write_concern.as_ref();
+    let mut concern = WriteConcern::from(Acknowledgment::Nodes(1));
+    concern.journal = of_url.and_then(|of_url| of_url.journal);
     concern
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mongodb::options::ServerAddress;
 
     #[test]
     fn a_set_with_other_host_names_is_detected() {
-        let options = ClientOptions::builder()
-            .hosts(vec![ServerAddress::parse("db.example:27018").unwrap()])
-            .build();
-        let target = Target::new(&options);
-        assert!(target.is_elsewhere("no server can be reached: mongo1:27017 (its name cannot be resolved)"));
-        assert!(!target.is_elsewhere("no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"));
+        let hosts = [ServerAddress::parse("db.example:27018").unwrap()];
+        let is_elsewhere = |message| is_elsewhere(&hosts, message);
+        assert!(is_elsewhere(
+            "no server can be reached: mongo1:27017 (its name cannot be resolved)"
+        ));
+        assert!(!is_elsewhere(
+            "no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"
+        ));
     }
 }

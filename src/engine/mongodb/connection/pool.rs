@@ -66,14 +66,14 @@ pub(crate) enum Class<'n> {
 pub(crate) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
     _unreserved: Option<OwnedSemaphorePermit>,
-    _class: ClassShare,
+    _class: Option<OwnedSemaphorePermit>,
+    _attempt: Option<attempt_queue::Permit>,
 }
 
-/// The share of a class that a permit uses.
-enum ClassShare {
-    Attempt { _permit: attempt_queue::Permit },
-    Limited { _permit: Option<OwnedSemaphorePermit> },
-    Unlimited,
+/// Waits for a share of the connections, if they are limited.
+async fn share_of(limit: Option<&Arc<Semaphore>>) -> Option<OwnedSemaphorePermit> {
+    // The semaphores are never closed.
+    limit?.clone().acquire_owned().await.ok()
 }
 
 /// Where the locks are.
@@ -108,6 +108,13 @@ pub(crate) struct Connected {
     pub locks: Collection<Document>,
     /// The same collection, with the write concern of releases.
     pub releases: Collection<Document>,
+}
+
+impl Connected {
+    /// Returns the collection with the full write concern, or with that of releases, for a write that another one follows.
+    pub(crate) fn locks_for(&self, has_full_concern: bool) -> &Collection<Document> {
+        if has_full_concern { &self.locks } else { &self.releases }
+    }
 }
 
 /// Opens a connection to the primary: where all are in use, a command opens one.
@@ -205,34 +212,20 @@ impl Pool {
 
     /// Waits for the right to make calls, one at a time. Dropping the future leaves the queue.
     pub(crate) async fn permit(&self, class: Class<'_>) -> Permit {
-        // The semaphores are never closed.
-        let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
-        let class = match class {
-            Class::Acquire(name) => ClassShare::Attempt {
-                _permit: self.attempts.permit(name).await,
-            },
-            Class::Confirm => ClassShare::Limited {
-                _permit: limited(&self.confirmations).await.ok(),
-            },
-            Class::Release => ClassShare::Limited {
-                _permit: limited(&self.releases).await.ok(),
-            },
-            Class::EndSession => ClassShare::Limited {
-                _permit: limited(&self.session_ends).await.ok(),
-            },
-            Class::Query => ClassShare::Limited {
-                _permit: limited(&self.queries).await.ok(),
-            },
-            Class::Keep => ClassShare::Unlimited,
+        let (attempt, limit) = match class {
+            Class::Acquire(name) => (Some(self.attempts.permit(name).await), None),
+            Class::Confirm => (None, Some(&self.confirmations)),
+            Class::Release => (None, Some(&self.releases)),
+            Class::EndSession => (None, Some(&self.session_ends)),
+            Class::Query => (None, Some(&self.queries)),
+            Class::Keep => (None, None),
         };
-        let unreserved = match class {
-            ClassShare::Unlimited => None,
-            _ => limited(&self.unreserved).await.ok(),
-        };
+        let unreserved = Some(&self.unreserved).filter(|_| class != Class::Keep);
         Permit {
-            _unreserved: unreserved,
+            _attempt: attempt,
+            _class: share_of(limit).await,
+            _unreserved: share_of(unreserved).await,
             _connection: self.connections.permit().await,
-            _class: class,
         }
     }
 

@@ -57,8 +57,7 @@ impl AttemptSession {
                 && Arc::ptr_eq(connected, &current.connected())
             {
                 let none = doc! { "_id": id, OWNER: { "$in": Bson::Array(Vec::new()) } };
-                let deletion = connected.locks.delete_one(none).write_concern(one_member());
-                deletion.session(session).await?;
+                connected.releases.delete_one(none).session(session).await?;
             }
             *slot = None;
             Ok(())
@@ -75,9 +74,4 @@ pub(crate) fn journaled() -> WriteConcern {
         .w(Acknowledgment::Nodes(1))
         .journal(true)
         .build()
-}
-
-/// Returns the write concern of the primary alone.
-pub(crate) fn one_member() -> WriteConcern {
-    WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()
 }

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use mongodb::action::Action;
 use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 
 use crate::clock::Moment;
 use crate::engine::mongodb::connection::checkouts;
-use crate::engine::mongodb::connection::session::{Session, one_member};
+use crate::engine::mongodb::connection::session::Session;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::acquire::{ROUNDS, SOON};
@@ -129,7 +128,7 @@ impl Core {
         let queue = self
             .queue
             .as_ref()
-            .filter(|queue| is_awaited && !queue.is_stream_refused());
+            .filter(|queue| is_awaited && !queue.watcher.is_refused());
         let polls = queue.is_some_and(|queue| queue.known.polls(&claim.owner));
         if !polls && (is_awaited || !self.pool.is_without_majority()) {
             return Ok((false, None));
@@ -173,7 +172,7 @@ impl Core {
         // Do not enqueue before the stream is open: a hand-off would be lost.
         match queue {
             Some(queue) => {
-                let open = caller.while_here(queue.open_stream(key)).await?;
+                let open = caller.while_here(queue.open_stream()).await?;
                 caller.check()?;
                 let waiter = Waiter {
                     process: &queue.process,
@@ -210,16 +209,13 @@ impl Core {
         let mut session = caller.session.get(&self.pool).await?;
         let Session { connected, session } = &mut *session;
         for _ in 0..ROUNDS {
-            let mut update = connected
-                .locks
+            let update = connected
+                .locks_for(is_settled)
                 .find_one_and_update(documents::one_or_none(id), steps.clone())
                 .upsert(true)
                 .return_document(ReturnDocument::After)
                 .projection(fields.clone())
                 .session(&mut *session);
-            if !is_settled {
-                update = update.write_concern(one_member());
-            }
             let sent = Moment::now();
             let document = match update.await.map_err(Failure::from) {
                 Ok(Some(document)) => document,
@@ -262,7 +258,6 @@ impl Core {
             && self.unwritten.is_some()
             && claim.ttl.duration() >= SHORTEST_WITH_MARGIN
             && self.clock_offset.allows_margin();
-        let concern = (!is_grant && !needs_no_stamp).then(one_member);
         let estimated = self.clock_offset.end(claim.ttl, is_grant);
         let keys = claim.keys()[all.len()..].iter().take(at_once);
         let documents: Vec<Document> = keys
@@ -271,23 +266,12 @@ impl Core {
         let requested = documents.len();
         let mut session = caller.session.get(&self.pool).await?;
         let Session { connected, session } = &mut *session;
+        let locks = connected.locks_for(is_grant || needs_no_stamp);
         let insertion = async {
             // The command for one document is smaller.
-            match <[Document; 1]>::try_from(documents) {
-                Ok([only]) => {
-                    let insertion = connected.locks.insert_one(only).session(&mut *session);
-                    insertion
-                        .optional(concern, |insertion, concern| insertion.write_concern(concern))
-                        .await
-                        .map(drop)
-                }
-                Err(several) => {
-                    let insertion = connected.locks.insert_many(several).session(&mut *session);
-                    insertion
-                        .optional(concern, |insertion, concern| insertion.write_concern(concern))
-                        .await
-                        .map(drop)
-                }
+            match &*documents {
+                [only] => locks.insert_one(only).session(&mut *session).await.map(drop),
+                several => locks.insert_many(several).session(&mut *session).await.map(drop),
             }
         };
         let (inserted, sent) = checkouts::counted(insertion).await;

@@ -9,7 +9,7 @@ use mongodb::options::ReturnDocument;
 
 use crate::clock::Moment;
 use crate::engine::mongodb::connection::pool::Class;
-use crate::engine::mongodb::connection::session::{Session, one_member};
+use crate::engine::mongodb::connection::session::Session;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::acquire::held;
 use crate::engine::mongodb::ops::acquire_names::{Busy, NameOutcome};
@@ -64,13 +64,10 @@ impl Core {
             self.attempts.ended(&claim.owner).await;
         }
         // Before the permit: no connection is in use while the change stream opens.
-        let mut uses = Vec::with_capacity(claims.len());
-        for _ in claims {
-            match queue.open_stream(&claims[0].keys()[0]).await {
-                Ok(open) => uses.push(open),
-                Err(failure) => return failed(claims, &failure),
-            }
-        }
+        let open = match queue.open_stream().await {
+            Ok(open) => open,
+            Err(failure) => return failed(claims, &failure),
+        };
         let permit = self.pool.permit(self.class(claims)).await;
         claims.iter().for_each(|claim| claim.mark_sent());
         let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
@@ -78,7 +75,7 @@ impl Core {
         let (core, queue, batch) = (self.clone(), queue.clone(), claims.to_vec());
         let attempts = async move {
             let batch: Vec<&Claim> = batch.iter().map(|claim| &**claim).collect();
-            let outcome = core.acquire_batch(&queue, &batch, uses, &caller).await;
+            let outcome = core.acquire_batch(&queue, &batch, open, &caller).await;
             core.roll_back_if_dropped(&batch, &caller, outcome.as_ref().err()).await;
             working.note(&outcome);
             drop(working);
@@ -92,13 +89,13 @@ impl Core {
         }
     }
 
-    /// Makes the attempt of the first claim and enters the others into the queue behind it, in one command. `uses`: a use of the
-    /// change stream for each claim.
+    /// Makes the attempt of the first claim and enters the others into the queue behind it, in one command. `open`: their use
+    /// of the change stream.
     async fn acquire_batch(
         &self,
         queue: &Arc<Queue>,
         claims: &[&Claim],
-        uses: Vec<Option<StreamUse>>,
+        open: Option<StreamUse>,
         caller: &Caller,
     ) -> Outcome<Vec<Option<Outcome<Acquired>>>> {
         let first = claims[0];
@@ -109,7 +106,7 @@ impl Core {
         let waiter = Waiter {
             process: &queue.process,
             number,
-            takes_grants: queue.takes_grants && uses.iter().all(Option::is_some),
+            takes_grants: queue.takes_grants && open.is_some(),
         };
         let document = self.enter_batch(queue, claims, &waiter, is_settled, caller).await?;
         let Some(outcome) = NameOutcome::of(&document, &first.owner, is_settled) else {
@@ -118,12 +115,9 @@ impl Core {
         let positions = positions_in(&document);
         let left = documents::remaining(&document);
         let is_foreign = documents::owner(&document).is_none();
-        let mut uses = uses.into_iter();
         let outcome = match outcome {
             NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
-                position: positions
-                    .get(first.owner.as_str())
-                    .map(|at| (*at, uses.next().flatten())),
+                position: positions.get(first.owner.as_str()).map(|at| (*at, open.clone())),
                 ..busy
             }),
             acquired => acquired,
@@ -132,7 +126,7 @@ impl Core {
         for claim in &claims[1..] {
             outcomes.push(match positions.get(claim.owner.as_str()) {
                 Some(at) => {
-                    queue.enter(claim, key, *at, left, uses.next().flatten(), is_foreign);
+                    queue.enter(claim, key, *at, left, open.clone(), is_foreign);
                     Some(Ok(held(key, left)))
                 }
                 // The queue is full, or the name was handed off to this claim.
@@ -176,16 +170,13 @@ impl Core {
         let entered = {
             let mut session = caller.session.get(&self.pool).await?;
             let Session { connected, session } = &mut *session;
-            let mut entering = connected
-                .locks
+            let entering = connected
+                .locks_for(is_settled)
                 .find_one_and_update(documents::one_or_none(&self.id(&first.keys()[0])), steps)
                 .upsert(true)
                 .return_document(ReturnDocument::After)
                 .projection(fields)
                 .session(session);
-            if !is_settled {
-                entering = entering.write_concern(one_member());
-            }
             let sent = Moment::now();
             let entered = entering.await.map_err(Failure::from);
             if let Ok(Some(document)) = &entered {

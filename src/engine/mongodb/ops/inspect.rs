@@ -28,35 +28,15 @@ const LIST: &str = "list";
 
 impl Core {
     /// The engine's `inspect`.
-    ///
-    /// # Behavior
-    /// Where another owner has the name meanwhile, the token of that one is not waited for: the name is acquired so often that the
-    /// next read would find one more owner without a token.
     pub(crate) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
-        let mut found = self.read(&[self.id(key)]).await?;
-        for _ in 0..REPEATS {
-            let Some(owner) = found.first().and_then(|document| self.owner_without_token(document)) else {
-                break;
-            };
-            let owner = owner.to_owned();
-            tokio::time::sleep(DELAY).await;
-            found = self.read(&[self.id(key)]).await?;
-            if found.first().and_then(documents::owner) != Some(&owner) {
-                break;
-            }
-        }
-        Ok(self.info_of(key, &found))
+        let mut found = self.read(vec![self.id(key)]).await?;
+        self.add_tokens(&mut found, |ids| self.read(ids)).await?;
+        Ok(info_of(key, &found))
     }
 
     /// The engine's `inspect_now`.
     pub(crate) async fn inspect_once(&self, key: &Key) -> Outcome<Option<LockInfo>> {
-        let found = self.read(&[self.id(key)]).await?;
-        Ok(self.info_of(key, &found))
-    }
-
-    fn info_of(&self, key: &Key, found: &[Document]) -> Option<LockInfo> {
-        let document = found.first()?;
-        Some(documents::info(key.as_str(), document))
+        Ok(info_of(key, &self.read(vec![self.id(key)]).await?))
     }
 
     /// Returns the owner of a new lease whose token is written later.
@@ -70,20 +50,13 @@ impl Core {
         if self.unwritten.is_none() || self.tick_of(claim).is_some() {
             return Ok(());
         }
-        let owner = Some(claim.owner.as_str());
-        for _ in 0..REPEATS {
-            let found = self.read(&self.ids(claim)).await?;
-            if !found.iter().any(|document| self.owner_without_token(document) == owner) {
-                break;
-            }
-            tokio::time::sleep(DELAY).await;
-        }
-        Ok(())
+        let mut found = self.read(self.ids(claim)).await?;
+        self.add_tokens(&mut found, |ids| self.read(ids)).await
     }
 
     /// Reads the documents that keep these names busy.
-    async fn read(&self, ids: &[String]) -> Outcome<Vec<Document>> {
-        let filter = documents::busy(match ids {
+    async fn read(&self, ids: Vec<String>) -> Outcome<Vec<Document>> {
+        let filter = documents::busy(match &ids[..] {
             [id] => doc! { "_id": id },
             ids => doc! { "_id": { "$in": ids } },
         });
@@ -95,32 +68,42 @@ impl Core {
         self.pool.call(Class::Query, read).await
     }
 
-    /// Reads the locks of a list again that have no token yet: the index in the list and the owner of each, by id. One that is gone
-    /// stays as it was read.
-    async fn add_tokens(
+    /// Reads the documents again that have no token yet, by `read`. One that is gone becomes empty.
+    ///
+    /// # Behavior
+    /// Where another owner has the name meanwhile, the token of that one is not waited for: the name is acquired so often that the
+    /// next read would find one more owner without a token.
+    async fn add_tokens<E, F>(
         &self,
-        list: &mut [LockInfo],
-        mut without: HashMap<String, (usize, String)>,
-        page_timeout: Duration,
-    ) -> Result<()> {
+        documents: &mut [Document],
+        read: impl Fn(Vec<String>) -> F,
+    ) -> std::result::Result<(), E>
+    where
+        F: Future<Output = std::result::Result<Vec<Document>, E>>,
+    {
+        let without = |(at, document): (usize, &Document)| {
+            let owner = self.owner_without_token(document)?.to_owned();
+            Some((documents::id(document)?.to_owned(), (at, owner)))
+        };
+        let mut without: HashMap<String, (usize, String)> = documents.iter().enumerate().filter_map(without).collect();
         for _ in 0..REPEATS {
             if without.is_empty() {
                 break;
             }
             tokio::time::sleep(DELAY).await;
-            let ids: Vec<String> = without.keys().cloned().collect();
-            let mut still_without = HashMap::new();
+            let mut before = std::mem::take(&mut without);
+            let ids: Vec<String> = before.keys().cloned().collect();
             for ids in ids.chunks(PAGE as usize) {
-                for document in self.in_time(page_timeout, self.read(ids)).await? {
-                    let entry = documents::id(&document).and_then(|id| without.remove_entry(id));
+                for document in read(ids.to_vec()).await? {
+                    let entry = documents::id(&document).and_then(|id| before.remove_entry(id));
                     let Some((id, (at, owner))) = entry else { continue };
-                    list[at] = documents::info(&list[at].name, &document);
                     if self.owner_without_token(&document) == Some(&owner) {
-                        still_without.insert(id, (at, owner));
+                        without.insert(id, (at, owner));
                     }
+                    documents[at] = document;
                 }
             }
-            without = still_without;
+            before.values().for_each(|(at, _)| documents[*at].clear());
         }
         Ok(())
     }
@@ -136,7 +119,7 @@ impl Core {
         });
         let mut cursor = self.in_time(page_timeout, open).await?;
         let mut list = Vec::new();
-        let mut without = HashMap::new();
+        let (mut places, mut without) = (Vec::new(), Vec::new());
         loop {
             let page;
             (cursor, page) = self
@@ -145,20 +128,28 @@ impl Core {
             if page.is_empty() {
                 break;
             }
-            for document in &page {
+            for document in page {
                 // Only the engine's own prefix is not a part of the name.
-                let Some((id, name)) =
-                    documents::id(document).and_then(|id| Some((id, id.strip_prefix(&self.prefix)?)))
-                else {
+                let Some(name) = documents::id(&document).and_then(|id| id.strip_prefix(&self.prefix)) else {
                     continue;
                 };
-                if let Some(owner) = self.owner_without_token(document) {
-                    without.insert(id.to_owned(), (list.len(), owner.to_owned()));
+                list.push(documents::info(name, &document));
+                if self.owner_without_token(&document).is_some() {
+                    places.push(list.len() - 1);
+                    without.push(document);
                 }
-                list.push(documents::info(name, document));
             }
         }
-        self.add_tokens(&mut list, without, page_timeout).await?;
+        self.add_tokens(&mut without, |ids| self.in_time(page_timeout, self.read(ids)))
+            .await?;
+        let found = places
+            .into_iter()
+            .zip(&without)
+            .filter(|(_, document)| !document.is_empty());
+        for (at, document) in found {
+            // One that is gone stays as it was read.
+            list[at] = documents::info(&list[at].name, document);
+        }
         Ok(list)
     }
 
@@ -169,6 +160,11 @@ impl Core {
             Err(_) => Err(EngineError::no_answer(ENGINE, &self.address, LIST, limit)),
         }
     }
+}
+
+fn info_of(key: &Key, found: &[Document]) -> Option<LockInfo> {
+    let document = found.first().filter(|document| !document.is_empty())?;
+    Some(documents::info(key.as_str(), document))
 }
 
 /// Returns the next page: the documents that the driver has fetched, or those of one request. Empty: the list has ended.

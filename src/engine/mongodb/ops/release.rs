@@ -14,7 +14,6 @@ use crate::engine::Released;
 use crate::engine::mongodb::connection::session::journaled;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::fields::{OWNER, QUEUE};
-use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::queue::pipelines;
 use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, Fence, Key, OwnerToken};
@@ -37,7 +36,8 @@ impl Core {
         if released == ids.len() as u64 {
             return Ok(Released::Freed);
         }
-        self.release_leftovers(claim).await?;
+        self.leave_queues(&[claim]);
+        self.release_touched(&ids, &[claim.owner.as_str()]).await?;
         Ok(Released::NotHeld)
     }
 
@@ -45,11 +45,7 @@ impl Core {
     async fn keep_busy(&self, ids: &[String], owner: &OwnerToken, keep: Duration) -> Outcome<u64> {
         let held = documents::held_by(ids, owner);
         let steps = documents::keep_busy(owner, keep);
-        let updated = match ids.len() {
-            1 => self.locks().update_one(held, steps).await?,
-            _ => self.locks().update_many(held, steps).await?,
-        };
-        Ok(updated.matched_count)
+        self.update(ids, held, steps).await
     }
 
     /// Releases the names that the claim holds. Returns their number.
@@ -126,28 +122,16 @@ impl Core {
         Ok(deleted + released)
     }
 
-    /// Releases everything that belongs to this owner, expired or not, and removes its position in a queue.
+    /// Releases everything that belongs to these owners of these names, expired or not, and removes their positions.
     ///
     /// # Behavior
     /// Expired documents are free for every holdfast process, but a gist process would wait for the TTL monitor.
-    async fn release_leftovers(&self, claim: &Claim) -> Outcome<()> {
-        let ids = self.ids(claim);
-        match &self.queue {
-            None => {
-                self.releases()
-                    .delete_many(documents::owned(&ids, &claim.owner))
-                    .await?;
-                Ok(())
-            }
-            Some(queue) => {
-                queue.known.leave(&claim.owner);
-                self.release_touched(queue, &ids, &[claim.owner.as_str()]).await
-            }
-        }
-    }
-
-    /// Releases what these owners hold of these names, and removes their positions.
-    async fn release_touched(&self, queue: &Queue, ids: &[String], owners: &[&str]) -> Outcome<()> {
+    async fn release_touched(&self, ids: &[String], owners: &[&str]) -> Outcome<()> {
+        let Some(queue) = &self.queue else {
+            let owned = doc! { "_id": { "$in": ids }, OWNER: { "$in": owners } };
+            self.releases().delete_many(owned).await?;
+            return Ok(());
+        };
         let touched = pipelines::touched_by(ids, owners);
         self.releases()
             .update_many(touched, pipelines::release(owners, &queue.process, None))
@@ -174,9 +158,7 @@ impl Core {
         // Owner tokens are unique: an owner has documents and positions only of the names of its own claim.
         let ids: Vec<String> = claims.iter().flat_map(|claim| self.ids(claim)).collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
-        if let Some(queue) = &self.queue {
-            claims.iter().for_each(|claim| queue.known.leave(&claim.owner));
-        }
+        self.leave_queues(claims);
         let touched = pipelines::touched_by(&ids, &owners);
         let found = self
             .locks()
@@ -204,14 +186,15 @@ impl Core {
                 return Ok(released);
             }
         }
-        match &self.queue {
-            Some(queue) => self.release_touched(queue, &ids, &owners).await?,
-            None => {
-                let owned = doc! { "_id": { "$in": &ids }, OWNER: { "$in": &owners } };
-                self.releases().delete_many(owned).await?;
-            }
-        }
+        self.release_touched(&ids, &owners).await?;
         Ok(released)
+    }
+
+    /// Forgets the positions of the claims.
+    fn leave_queues(&self, claims: &[&Claim]) {
+        if let Some(queue) = &self.queue {
+            claims.iter().for_each(|claim| queue.known.leave(&claim.owner));
+        }
     }
 
     /// The engine's `force_release`.

@@ -1,6 +1,6 @@
 //! Renewals.
 
-use mongodb::bson::Timestamp;
+use mongodb::bson::{Document, Timestamp};
 
 use crate::engine::Renewed;
 use crate::engine::mongodb::ops::fence::Stamp;
@@ -15,8 +15,7 @@ impl Core {
         of_claim.or_else(|| unwritten.of(&claim.owner))
     }
 
-    /// Extends the lease on every name of the claim, and writes its token where a document has none. For one name this is
-    /// `update_one`, which the driver retries after a failover.
+    /// Extends the lease on every name of the claim, and writes its token where a document has none.
     pub(crate) async fn extend(&self, claim: &Claim, ttl: Ttl) -> Outcome<Renewed> {
         self.extend_with(claim, ttl, self.tick_of(claim)).await
     }
@@ -28,14 +27,20 @@ impl Core {
             documents::held_by(&ids, &claim.owner),
             documents::extend(claim, ttl, tick),
         );
-        let updated = match ids.len() {
-            1 => self.locks().update_one(held, extend).await?,
-            _ => self.locks().update_many(held, extend).await?,
-        };
-        Ok(if updated.matched_count == ids.len() as u64 {
-            Renewed::Extended
-        } else {
-            Renewed::Lost
+        let updated = self.update(&ids, held, extend).await?;
+        Ok(match updated == ids.len() as u64 {
+            true => Renewed::Extended,
+            false => Renewed::Lost,
         })
+    }
+
+    /// Updates the documents of these names that match. Returns their number. The driver retries the command for one name after a
+    /// failover.
+    pub(super) async fn update(&self, ids: &[String], matching: Document, steps: Vec<Document>) -> Outcome<u64> {
+        let updated = match ids.len() {
+            1 => self.locks().update_one(matching, steps).await?,
+            _ => self.locks().update_many(matching, steps).await?,
+        };
+        Ok(updated.matched_count)
     }
 }

@@ -29,11 +29,9 @@ impl Core {
         let transfer = documents::transfer(to, &documents::process(&claim.process));
         if ids.len() == 1 {
             let steps = [documents::extend(claim, claim.ttl, tick), transfer].concat();
-            let updated = self.locks().update_one(held, steps).await?;
-            return Ok(if updated.matched_count == 1 {
-                Renewed::Extended
-            } else {
-                Renewed::Lost
+            return Ok(match self.update(&ids, held, steps).await? {
+                1 => Renewed::Extended,
+                _ => Renewed::Lost,
             });
         }
 
@@ -82,7 +80,6 @@ impl Core {
             return Ok(true);
         }
         let held = documents::held_by(ids, from);
-        let updated = self.locks().update_many(held, transfer.to_vec()).await?;
-        Ok(updated.matched_count == ids.len() as u64)
+        Ok(self.update(ids, held, transfer.to_vec()).await? == ids.len() as u64)
     }
 }

@@ -1,14 +1,11 @@
 //! The events of the change stream: their filter, their projection, and their meaning.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
 
-use crate::engine::local_waiters::RESERVATION;
-use crate::engine::mongodb::documents::{KEPT, millis};
-use crate::engine::mongodb::fields::{EXPIRES_AT, GRANTED, RESERVED, RESERVED_UNTIL};
-use crate::engine::mongodb::queue::hand_off::{Grant, STAYS};
+use crate::engine::mongodb::fields::{CHECK, GRANTED, RESERVED};
+use crate::engine::mongodb::queue::hand_off::Grant;
 use crate::model::OwnerToken;
 
 /// A change that matters to waiters.
@@ -18,10 +15,8 @@ pub(crate) enum Change {
     HandedOff { id: String, owner: OwnerToken },
     /// The hand-off to a waiter of this process was a grant.
     Granted { id: String, grant: Grant },
-    /// A name may be free now, or earlier than expected.
-    MaybeFree { id: String },
-    /// A name was handed off to a waiter of another process, which has this time to confirm, or to extend its lease.
-    Reserved { id: String, hold: Duration },
+    /// A name may be free after this time: that of a minimum hold, or of a hand-off to a waiter of another process.
+    Check { id: String, after: Duration },
     /// The stream had a gap: events may be lost.
     Gap,
 }
@@ -29,98 +24,36 @@ pub(crate) enum Change {
 /// Returns what an event of the stream means for waiters of `process`. `None`: nothing.
 pub(crate) fn change_of(event: &Document, process: &str) -> Option<Change> {
     let id = event.get_document("documentKey").ok()?.get_str("_id").ok()?.to_owned();
-    // `<process>:<owner>`, and a grant as in `hand_off.rs`.
-    match (event.get_str("to"), event.get_str("granted")) {
-        (Ok(to), _) => {
-            let (to, owner) = to.split_once(':')?;
-            if to == process {
-                let owner = OwnerToken::parse(owner).ok()?;
-                return Some(Change::HandedOff { id, owner });
-            }
-            let hold = u64::try_from(event.get_i64("hold").ok()?).ok()?;
-            let hold = Duration::from_millis(hold);
-            Some(Change::Reserved { id, hold })
-        }
-        (_, Ok(granted)) => {
-            let (to, grant) = Grant::parse(granted)?;
-            let hold = grant.hold;
-            Some(match to == process {
-                true => Change::Granted { id, grant },
-                false => Change::Reserved { id, hold },
-            })
-        }
-        _ => Some(Change::MaybeFree { id }),
+    let ours = |field: &str| event.get_str(field).ok()?.strip_prefix(process)?.strip_prefix(':');
+    if let Some(owner) = ours(RESERVED) {
+        let owner = OwnerToken::parse(owner).ok()?;
+        return Some(Change::HandedOff { id, owner });
     }
+    if ours(GRANTED).is_some() {
+        let (_, grant) = Grant::parse(event.get_str(GRANTED).ok()?)?;
+        return Some(Change::Granted { id, grant });
+    }
+    let (ms, _) = ours(CHECK)?.split_once(':')?;
+    let after = Duration::from_millis(ms.parse().ok()?);
+    Some(Change::Check { id, after })
 }
 
-/// Returns the pipeline of the stream of a process, for events of these names. `None`: of all names.
-pub(crate) fn pipeline(process: &str, names: Option<HashSet<String>>) -> [Document; 2] {
+/// Returns the pipeline of the stream of a process. Each of these fields begins with the process that the event is for.
+pub(crate) fn pipeline(process: &str) -> [Document; 2] {
+    let ours = doc! { "$regex": format!("^{process}:") };
+    let mut wanted = Vec::new();
     // The driver needs `_id`, the resume token.
-    let shown =
-        doc! { "_id": 1, "documentKey._id": 1, "to": either(RESERVED), "granted": either(GRANTED), "hold": hold() };
-    [doc! { "$match": wanted(process, names) }, doc! { "$project": shown }]
-}
-
-/// Returns the filter of the events that the server sends.
-fn wanted(process: &str, names: Option<HashSet<String>>) -> Document {
-    let ours = doc! { "$regex": format!("^{}:", process) };
-    let kept = doc! { "$regex": format!("{KEPT}$") };
-    let of_names = doc! { "$or": [
-        // Includes the drop and the rename of the collection, which end the stream.
-        { "operationType": "delete" },
-        { "operationType": "update", updated("owner"): kept.clone() },
-        { "operationType": "replace", replaced("owner"): kept },
-        { "$expr": { "$lt": [hold(), millis(RESERVATION)] } },
-    ] };
-    let of_names = match names {
-        Some(names) => {
-            let names: Vec<String> = names.into_iter().collect();
-            doc! { "documentKey._id": { "$in": names }, "$and": [of_names] }
-        }
-        None => of_names,
-    };
-    doc! { "$or": [
-        { "operationType": "update", updated(RESERVED): ours.clone() },
-        { "operationType": "replace", replaced(RESERVED): ours.clone() },
-        { "operationType": "update", updated(GRANTED): ours.clone() },
-        { "operationType": "replace", replaced(GRANTED): ours },
-        of_names,
-    ] }
-}
-
-/// Returns the path of a field's new value in an update.
-fn updated(field: &str) -> String {
-    format!("updateDescription.updatedFields.{field}")
-}
-
-/// Returns the path of a field in a replacement, which the server logs where a difference would be longer.
-fn replaced(field: &str) -> String {
-    format!("fullDocument.{field}")
-}
-
-/// Returns the expression for the new value of a field.
-fn either(field: &str) -> Document {
-    doc! { "$ifNull": [format!("${}", updated(field)), format!("${}", replaced(field))] }
-}
-
-/// Returns the expression for the time, in milliseconds, that a hand-off lasts.
-/// For an event that is not a hand-off the value is at least [`RESERVATION`].
-fn hold() -> Document {
-    let is_date = |value: &str| doc! { "$eq": [{ "$type": value }, "date"] };
-    let kept_for = doc! { "$subtract": [millis(STAYS), { "$subtract": ["$$end", "$$until"] }] };
-    let granted_for = doc! { "$convert": {
-        "input": { "$arrayElemAt": [{ "$split": ["$$granted", ":"] }, -1] },
-        "to": "long",
-        "onError": millis(RESERVATION),
-    } };
-    doc! { "$let": {
-        "vars": { "end": either(EXPIRES_AT), "until": either(RESERVED_UNTIL), "granted": either(GRANTED) },
-        "in": { "$switch": {
-            "branches": [
-                { "case": { "$and": [is_date("$$end"), is_date("$$until")] }, "then": kept_for },
-                { "case": { "$eq": [{ "$type": "$$granted" }, "string"] }, "then": granted_for },
-            ],
-            "default": millis(RESERVATION),
-        } },
-    } }
+    let mut shown = doc! { "_id": 1, "documentKey._id": 1 };
+    for field in [RESERVED, GRANTED, CHECK] {
+        let updated = format!("updateDescription.updatedFields.{field}");
+        // The server logs a replacement where a difference would be longer.
+        let replaced = format!("fullDocument.{field}");
+        shown.insert(
+            field,
+            doc! { "$ifNull": [format!("${updated}"), format!("${replaced}")] },
+        );
+        wanted.push(doc! { "operationType": "update", updated: ours.clone() });
+        wanted.push(doc! { "operationType": "replace", replaced: ours.clone() });
+    }
+    [doc! { "$match": { "$or": wanted } }, doc! { "$project": shown }]
 }

@@ -1,13 +1,10 @@
 //! Watches changes for the waiters of this process: one change stream per engine, open while a call waits.
 //!
-//! The stream has an event for each name that was handed off to a waiter of this process. Of the names that this process waits
-//! for, and of no others, it has deletions (by a gist process, the TTL monitor, or a release without waiters), releases that keep
-//! the name busy for a time, and hand-offs to waiters of other processes that last for less than 2 s (`RESERVATION`).
+//! The stream has only events for this process: a name was handed off to one of its waiters, or one of them is the next for a name
+//! that is busy for a known time: for a minimum hold, or for a hand-off to a waiter of another process that lasts for less than 2 s
+//! (`RESERVATION`). If the process of the next waiter has died, the heartbeats of the others find the free name.
 //!
-//! # Names
-//! A stream is opened with the names that have waiters then. For names that come later the stream has only the hand-offs to
-//! this process; the heartbeat covers the rest. Where a call waits for such a name for longer than [`SETTLE`], the stream is
-//! opened again, at most every [`REOPEN`].
+//! The stream has no deletions: the next heartbeat finds them (`queue/mod.rs`).
 //!
 //! # Gaps
 //! The driver resumes a broken stream once. After a gap a heartbeat for all names shows what the lost events would have shown.
@@ -16,8 +13,6 @@
 #[cfg(test)]
 mod testing;
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,26 +46,6 @@ const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 /// The time until a stream is requested again from a server that has no change streams for this user.
 const REFUSAL: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
-/// How long a call waits for a name before the stream is opened again to cover it.
-const SETTLE: Duration = Duration::from_millis(500);
-/// The shortest interval between two such openings.
-const REOPEN: Duration = if cfg!(test) {
-    Duration::from_millis(500)
-} else {
-    Duration::from_secs(5)
-};
-/// Maximum number of names of a stream. Beyond it the stream covers all names of the collection.
-const MAX_NAMES: usize = if cfg!(test) { 40 } else { 1000 };
-/// Number of names without waiters that a stream may cover, besides half of its names.
-const SPARE_NAMES: usize = 16;
-
-/// Why a stream ended.
-enum Ended {
-    Broken,
-    /// It does not cover the names that have waiters.
-    Outdated,
-    Unused,
-}
 
 /// Processes a change. It must not block.
 pub(crate) type Deliver = Arc<dyn Fn(Change) + Send + Sync>;
@@ -100,8 +75,6 @@ struct Shared {
     phase: watch::Sender<Phase>,
     /// Ends the delay between two attempts.
     attempt_now: Notify,
-    /// Notified when a call waits for a name that the open stream does not cover.
-    uncovered: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -109,10 +82,6 @@ struct State {
     /// Number of current uses of the stream, and of all uses so far.
     uses: usize,
     all_uses: u64,
-    /// Number of uses of each name.
-    names: HashMap<String, usize>,
-    /// The names of the open stream. `None`: all.
-    covered: Option<HashSet<String>>,
     /// The stream's task. `None`: it does not run.
     task: Option<AbortHandle>,
     /// The end of the time without another request, and the server's refusal.
@@ -130,31 +99,14 @@ impl Shared {
     }
 
     async fn open(&self) -> Outcome<ChangeStream<Document>> {
-        let covered = {
-            let mut state = self.state.lock();
-            let names = state.names.keys().cloned();
-            let covered: Option<HashSet<String>> = (names.len() <= MAX_NAMES).then(|| names.collect());
-            state.covered = covered.clone();
-            covered
-        };
         // A change stream requires the read concern "majority".
         let locks = self.pool.locks();
         let watch = locks
             .watch()
-            .pipeline(change_event::pipeline(&self.process, covered))
+            .pipeline(change_event::pipeline(&self.process))
             .read_concern(ReadConcern::majority());
         let opened = watch.max_await_time(REQUEST).await;
         Ok(opened.map_err(|error| self.pool.explain(error.into()))?.with_type())
-    }
-
-    /// Whether the stream lacks a name that has waiters, or covers many names without waiters.
-    fn should_reopen(&self) -> bool {
-        let state = self.state.lock();
-        let Some(covered) = &state.covered else {
-            return state.names.len() <= MAX_NAMES / 2;
-        };
-        let is_missing = state.names.keys().any(|name| !covered.contains(name));
-        is_missing || covered.len() > 2 * state.names.len() + SPARE_NAMES
     }
 
     /// Keeps the stream open while there are waiters.
@@ -179,14 +131,10 @@ impl Shared {
                     if attempt > 1 {
                         (self.deliver)(Change::Gap);
                     }
-                    match self.deliver_changes(stream, election).await {
-                        Ended::Unused => return,
-                        Ended::Outdated => {
-                            self.publish(Phase::Closed);
-                            continue;
-                        }
-                        Ended::Broken => self.publish(Phase::Closed),
+                    if self.deliver_changes(stream, election).await {
+                        return;
                     }
+                    self.publish(Phase::Closed);
                     // A stream that breaks soon is opened as rarely as one that cannot be opened.
                     if opened.elapsed() > LONGEST_DELAY {
                         backoff.reset();
@@ -206,20 +154,16 @@ impl Shared {
         }
     }
 
-    /// Delivers changes until the stream breaks, another primary is elected, or the stream is not needed any more.
+    /// Delivers changes until the stream breaks, another primary is elected, or the stream is not needed any more. `true`: it is
+    /// not needed, and the task ends.
     async fn deliver_changes(
         &self,
         mut stream: ChangeStream<Document>,
         mut election: watch::Receiver<Option<ObjectId>>,
-    ) -> Ended {
+    ) -> bool {
         let mut uses = self.state.lock().all_uses;
         let mut check = tokio::time::interval(LINGER);
         check.reset();
-        let opened = Instant::now();
-        let mut reopen_at = None;
-        if self.should_reopen() {
-            self.uncovered.notify_one();
-        }
         loop {
             tokio::select! {
                 event = stream.next() => match event {
@@ -228,33 +172,21 @@ impl Shared {
                             (self.deliver)(change);
                         }
                     }
-                    Some(Err(_)) => return Ended::Broken,
+                    Some(Err(_)) => return false,
                     None => {
                         // The collection was dropped or renamed.
                         self.index.check_soon();
-                        return Ended::Broken;
+                        return false;
                     }
                 },
                 // The old primary may hang, and a request of the stream with it.
-                Ok(()) = election.changed() => return Ended::Broken,
-                () = self.uncovered.notified(), if reopen_at.is_none() => {
-                    reopen_at = Some((Instant::now() + SETTLE).max(opened + REOPEN));
-                }
-                () = at(reopen_at) => {
-                    if self.should_reopen() {
-                        return Ended::Outdated;
-                    }
-                    reopen_at = None;
-                }
+                Ok(()) = election.changed() => return false,
                 _ = check.tick() => {
                     let last = self.state.lock().all_uses;
                     if last == uses && self.end_if_unused() {
-                        return Ended::Unused;
+                        return true;
                     }
                     uses = last;
-                    if self.should_reopen() {
-                        self.uncovered.notify_one();
-                    }
                 }
             }
         }
@@ -291,17 +223,16 @@ impl Watcher {
             state: Mutex::default(),
             phase: watch::Sender::new(Phase::Closed),
             attempt_now: Notify::new(),
-            uncovered: Notify::new(),
         }))
     }
 
-    /// Opens the stream, or keeps it open, for a waiter of the document `id`.
+    /// Opens the stream, or keeps it open, for a waiter.
     ///
     /// # Behavior
     /// Returns when the stream is open at the server: every later hand-off has an event.
-    pub(crate) async fn open(&self, id: String) -> Outcome<StreamUse> {
+    pub(crate) async fn open(&self) -> Outcome<StreamUse> {
         let mut phase = self.0.phase.subscribe();
-        let open = self.enter(id)?;
+        let open = self.enter()?;
         // An earlier failure is no answer. The next attempt is made at once.
         let before = match &*phase.borrow_and_update() {
             Phase::Broken(attempt, _) => *attempt,
@@ -321,7 +252,7 @@ impl Watcher {
         }
     }
 
-    fn enter(&self, id: String) -> Outcome<StreamUse> {
+    fn enter(&self) -> Outcome<StreamUse> {
         let mut state = self.0.state.lock();
         if state.is_closed {
             return Err(Failure::shutdown());
@@ -331,17 +262,10 @@ impl Watcher {
         }
         state.uses += 1;
         state.all_uses += 1;
-        *state.names.entry(id.clone()).or_default() += 1;
-        if state.covered.as_ref().is_some_and(|covered| !covered.contains(&id)) {
-            self.0.uncovered.notify_one();
-        }
         if state.task.is_none() {
             state.task = Some(tokio::spawn(self.0.clone().run().boxed()).abort_handle());
         }
-        Ok(StreamUse {
-            shared: self.0.clone(),
-            id,
-        })
+        Ok(StreamUse(Arc::new(InUse(self.0.clone()))))
     }
 
     /// Whether the server has refused the last stream.
@@ -366,29 +290,14 @@ impl Drop for Watcher {
     }
 }
 
-/// Keeps the stream open, or has it opened again, until it is dropped.
-pub(crate) struct StreamUse {
-    shared: Arc<Shared>,
-    id: String,
-}
+/// Keeps the stream open, or has it opened again, until all of its clones are dropped.
+#[derive(Clone)]
+pub(crate) struct StreamUse(#[expect(dead_code, reason = "its drop ends the use")] Arc<InUse>);
 
-impl Drop for StreamUse {
+struct InUse(Arc<Shared>);
+
+impl Drop for InUse {
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.uses -= 1;
-        if let Entry::Occupied(mut name) = state.names.entry(std::mem::take(&mut self.id)) {
-            *name.get_mut() -= 1;
-            if *name.get() == 0 {
-                name.remove();
-            }
-        }
-    }
-}
-
-/// Waits until `moment`. `None`: waits for ever.
-async fn at(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
-        None => std::future::pending().await,
+        self.0.state.lock().uses -= 1;
     }
 }

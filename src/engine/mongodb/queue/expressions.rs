@@ -19,6 +19,11 @@ pub(super) fn entries(of: impl Into<Bson>, condition: Document) -> Bson {
     doc! { "$filter": { "input": of.into(), "as": "e", "cond": condition } }.into()
 }
 
+/// Returns the condition that the waiter `$$e` is live.
+pub(super) fn is_live() -> Document {
+    doc! { "$gt": ["$$e.until", "$$NOW"] }
+}
+
 /// Returns the first entry of a list.
 pub(super) fn first(of: Bson) -> Bson {
     doc! { "$arrayElemAt": [of, 0] }.into()

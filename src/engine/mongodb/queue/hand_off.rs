@@ -13,13 +13,13 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{DateTime, Document, doc};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::expressions::{changed, entries};
+use super::expressions::{changed, entries, first, is_live, with};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::local_waiters::RESERVATION;
 use crate::engine::mongodb::fields::{
-    EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, OWNER, QUEUE, RESERVED, RESERVED_UNTIL,
+    CHECK, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, OWNER, QUEUE, RESERVED, RESERVED_UNTIL,
 };
 use crate::engine::mongodb::ops::fence::{MAX_HAND_OFFS, Stamp};
 use crate::model::{Fence, OwnerToken, Ttl};
@@ -31,8 +31,8 @@ pub(super) const STAYS: Duration = Duration::from_secs(10);
 const SHORT_HOLD: Duration = Duration::from_secs(1);
 
 /// Returns how long a name is reserved for a waiter, or granted to it. A dead waiter so blocks the next one for no longer than its
-/// lease would have. A hold below [`RESERVATION`] is an event for the processes that wait for the name. After the longest hold
-/// their heartbeat comes within [`HEARTBEAT_INTERVAL`](crate::engine::local_waiters::HEARTBEAT_INTERVAL).
+/// lease would have. A hold below [`RESERVATION`] is an event for the process of the next waiter ([`CHECK`]). After the longest hold
+/// its heartbeat comes within [`HEARTBEAT_INTERVAL`](crate::engine::local_waiters::HEARTBEAT_INTERVAL).
 pub(super) fn hold(ttl: Ttl) -> Duration {
     let ttl = ttl.duration();
     ttl.min((ttl / 2).clamp(SHORT_HOLD, RESERVATION))
@@ -110,6 +110,7 @@ pub(super) fn granted(queue: &str, last: Fence, next: Fence) -> Document {
         FENCE: { "$ifNull": [format!("${FENCE}"), Stamp::tick_of(last)] },
         HANDED: { "$add": [{ "$ifNull": [format!("${HANDED}"), 0] }, 1] },
         GRANTED: { "$concat": ["$$next.process", ":", "$$next.owner", token, now, ":", hold] },
+        CHECK: check_behind_next(queue),
         QUEUE: without_next(queue),
     }
 }
@@ -122,9 +123,27 @@ pub(super) fn reserved(queue: &str) -> Document {
         RESERVED: { "$concat": ["$$next.process", ":", "$$next.owner"] },
         RESERVED_UNTIL: until,
         EXPIRES_AT: { "$add": ["$$NOW", STAYS.as_millis() as i64] },
+        CHECK: check_behind_next(queue),
         QUEUE: without_next(queue),
     }] };
     confirmed(reserved)
+}
+
+/// Returns the expression of [`CHECK`] for a hand-off to `$$next`: the first waiter of another process checks a short one.
+fn check_behind_next(queue: &str) -> Document {
+    let is_elsewhere = doc! { "$ne": ["$$e.process", "$$next.process"] };
+    let behind = entries(queue, doc! { "$and": [is_elsewhere, is_live()] });
+    let is_short = doc! { "$lt": ["$$next.hold", RESERVATION.as_millis() as i64] };
+    doc! { "$cond": [is_short, check(behind, "$$next.hold"), "$$REMOVE"] }
+}
+
+/// Returns the expression of [`CHECK`] for a name that is busy for `left` milliseconds: the first of these waiters checks it. The time
+/// makes each value a change, which is an event.
+pub(super) fn check(waiters: Bson, left: impl Into<Bson>) -> Document {
+    let now = doc! { "$toString": { "$toLong": "$$NOW" } };
+    let text = doc! { "$concat": ["$$checks.process", ":", { "$toString": left.into() }, ":", now] };
+    // Without a waiter the text is null.
+    with(vec![("checks", first(waiters))], doc! { "$ifNull": [text, "$$REMOVE"] })
 }
 
 /// Returns a document without the mark of a grant that was not found yet.

@@ -12,8 +12,9 @@
 //! A grant by hand-off carries its time and its length by the primary's clock, from which the process computes the local end
 //! (`engine/hand_off/`). The event is delivered after the majority has the write, so no grant is announced before it is durable.
 //! Reservations take the place of grants where one is not possible (`hand_off.rs`); the last token is in the document, so they need no
-//! stamp. A gist process that deletes the document deletes the queue with it. Then the first waiter of each process makes an attempt at
-//! once, the others a little later, and all return with their numbers. While a gist process holds the name, the first waiter polls.
+//! stamp. A program that deletes the document, or the TTL monitor, deletes the queue with it. The next heartbeat shows that: the first
+//! waiter of the process makes an attempt within 50 ms, the others up to 50 ms later, and all return with their numbers. While a gist process holds
+//! the name, the first waiter polls.
 
 pub(super) mod change_event;
 pub(super) mod change_stream;
@@ -39,8 +40,6 @@ use crate::clock::Moment;
 use crate::engine::local_waiters::{self, LocalWaiters};
 use crate::engine::mongodb::connection::pool::{Class, Pool};
 use crate::engine::mongodb::connection::session::journaled;
-#[cfg(test)]
-use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
 use crate::engine::mongodb::queue::hand_off::Grant;
@@ -53,7 +52,7 @@ use crate::model::{Claim, Key, OwnerToken};
 
 /// The head start of a waiter over the next one, when a name is free and its queue is gone.
 const HEAD_START: Duration = Duration::from_millis(5);
-/// Maximum number of head starts that a waiter waits, for waiters of other processes and again for those of its own.
+/// Maximum number of head starts for waiters of other processes, and for those of its own.
 const MAX_HEAD_STARTS: u32 = 10;
 
 /// The waiters of one engine.
@@ -64,11 +63,11 @@ pub(crate) struct Queue {
     pub(crate) process: String,
     /// The waiters, and for each name the use of the stream.
     pub(crate) known: Arc<LocalWaiters<Option<StreamUse>>>,
-    watcher: Watcher,
+    pub(crate) watcher: Watcher,
     store_timeout: Duration,
     /// Whether a hand-off may grant a claim. Not on a sharded cluster: each router sets `$$NOW` by its own clock.
     pub(crate) takes_grants: bool,
-    clock: PrimaryClock,
+    pub(crate) clock: PrimaryClock,
 }
 
 impl Queue {
@@ -106,35 +105,9 @@ impl Queue {
         self.known.clear();
     }
 
-    #[cfg(test)]
-    pub(crate) fn is_stream_open(&self) -> bool {
-        self.watcher.is_open()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn covered_by_stream(&self) -> Option<usize> {
-        self.watcher.covered()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn refuse_stream(&self, failure: Failure) {
-        self.watcher.refuse(failure);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn hang(&self) {
-        self.watcher.hang();
-    }
-
-    /// Whether the server has refused the change stream. Then waiters poll.
-    pub(crate) fn is_stream_refused(&self) -> bool {
-        self.watcher.is_refused()
-    }
-
-    /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
-    /// waiter polls.
-    pub(crate) async fn open_stream(&self, key: &Key) -> Outcome<Option<StreamUse>> {
-        match self.watcher.open(self.id(key)).await {
+    /// Opens the change stream, or keeps it open, for a waiter. `None`: the server has no change streams, and the waiter polls.
+    pub(crate) async fn open_stream(&self) -> Outcome<Option<StreamUse>> {
+        match self.watcher.open().await {
             Ok(open) => Ok(Some(open)),
             Err(failure) if failure.is_without_change_streams() => Ok(None),
             Err(failure) => Err(failure),
@@ -142,7 +115,7 @@ impl Queue {
     }
 
     /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`. The waiters of the name poll
-    /// without a use of the stream, and where a gist process has the lease (`is_foreign`): the stream may not contain its
+    /// without a use of the stream, and where a gist process has the lease (`is_foreign`): the stream does not contain its
     /// release.
     pub(crate) fn enter(
         self: &Arc<Self>,
@@ -173,21 +146,9 @@ impl Queue {
                 }
             }
             Change::Granted { id, grant } => self.deliver_grant(id, grant),
-            Change::MaybeFree { id } => {
-                if let Some(key) = self.key(&id).filter(|key| self.known.is_waited_for(key)) {
-                    let ahead = u32::try_from(self.known.ahead(&key)).unwrap_or(u32::MAX);
-                    let queue = self.clone();
-                    tokio::spawn(FutureExt::boxed(async move {
-                        tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
-                        queue.known.wake_first(&key);
-                        tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
-                        queue.known.wake(&key);
-                    }));
-                }
-            }
-            Change::Reserved { id, hold } => {
+            Change::Check { id, after } => {
                 if let Some(key) = self.key(&id) {
-                    self.known.set_lease_end(&key, Some(hold));
+                    self.known.set_lease_end(&key, Some(after));
                 }
             }
             Change::Gap => {
@@ -198,6 +159,19 @@ impl Queue {
                 }
             }
         }
+    }
+
+    /// Wakes the waiters of a name whose queue is gone: the first one after a head start for each waiter of other processes ahead of
+    /// it, the others a little later.
+    fn wake_in_order(self: &Arc<Self>, key: &Key) {
+        let ahead = u32::try_from(self.known.ahead(key)).unwrap_or(u32::MAX);
+        let (queue, key) = (self.clone(), key.clone());
+        tokio::spawn(FutureExt::boxed(async move {
+            tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
+            queue.known.wake_first(&key);
+            tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
+            queue.known.wake(&key);
+        }));
     }
 
     /// Notifies the waiter that a hand-off made the holder.
@@ -224,11 +198,6 @@ impl Queue {
     /// Records the primary's clock from an answer to a command that was sent at `sent`, or later.
     pub(crate) fn read_clock(&self, sent: Moment, answer: &Document) {
         self.clock.read(sent, answer);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn step_clock(&self, ms: Option<i64>) {
-        self.clock.step(ms);
     }
 
     fn id(&self, key: &Key) -> String {
@@ -281,7 +250,7 @@ impl Queue {
         }));
     }
 
-    async fn heartbeat(&self, names: &[Key]) -> Outcome<()> {
+    async fn heartbeat(self: &Arc<Self>, names: &[Key]) -> Outcome<()> {
         let ids: Vec<String> = names.iter().map(|key| self.id(key)).collect();
         let ours = pipelines::waited_for(&ids, &self.process);
         let fields = pipelines::heartbeat_fields(&self.process);
@@ -321,7 +290,7 @@ impl Queue {
                     self.known.set_ahead(key, documents::ahead(document));
                 }
                 // The store has no waiters of this process for the name any more.
-                None => self.known.wake(key),
+                None => self.wake_in_order(key),
             }
         }
         Ok(())
@@ -368,7 +337,7 @@ impl Subscription for QueueSubscription {
     /// # Behavior
     /// Where the document of the name has no owner, only the first waiter of the process polls. It wakes the others.
     async fn changed(&mut self) {
-        if !self.queue.is_stream_refused() && !self.waiter.polls() {
+        if !self.queue.watcher.is_refused() && !self.waiter.polls() {
             return self.waiter.changed().await;
         }
         loop {
@@ -376,7 +345,7 @@ impl Subscription for QueueSubscription {
                 () = self.waiter.changed() => return,
                 () = self.poll.changed() => {}
             }
-            if self.queue.is_stream_refused() || self.waiter.is_first() {
+            if self.queue.watcher.is_refused() || self.waiter.is_first() {
                 return;
             }
         }

@@ -5,18 +5,20 @@
 //! gave it. `hold` is how long a hand-off lasts until it confirms, in milliseconds. A waiter with a `holder` takes grants.
 //!
 //! The command that finds a name free hands it off: the first live waiter becomes the owner, with a short lease or with a short
-//! time to confirm (`hand_off.rs`), and with a field that the change stream of its process selects. So holdfast does
-//! not delete the document of a name with live waiters. Where it is deleted (by a gist process, or by the TTL monitor between
-//! the end of a lease and the next grant), every waiter returns with its number.
+//! time to confirm (`hand_off.rs`), and with a field that the change stream of its process selects. So a service with queues does
+//! not delete the document of a name with live waiters. Where it is deleted (by a gist process, by a service that connected to a
+//! standalone, which became a replica set, or by the TTL monitor between the end of a lease and the next grant), every waiter returns
+//! with its number.
 //!
 //! Everything is in one document, so the order is that in which the primary executes the commands. The queue disappears with
 //! the document. The next change removes the positions that expired a minute ago.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::expressions::{changed, entries, first, is_missing, literal, with};
+use super::expressions::{changed, entries, first, is_live, is_missing, literal, with};
 use super::hand_off::{self, Grant, hold};
 use crate::engine::mongodb::documents::{self, from_now, millis};
 use crate::engine::mongodb::fields::{
@@ -44,10 +46,6 @@ fn replace_with(result: Document) -> Vec<Document> {
         doc! { "$replaceWith": result },
         doc! { "$set": { QUEUE: { "$cond": [is_empty, "$$REMOVE", queue] } } },
     ]
-}
-
-fn is_live() -> Document {
-    doc! { "$gt": ["$$e.until", "$$NOW"] }
 }
 
 fn is(owner: &OwnerToken) -> Document {
@@ -321,6 +319,12 @@ pub(crate) fn marked_freed(ids: &[String], owners: &[&str]) -> Document {
 /// Returns the pipeline that hands off a name of any owner. Its filter selects only documents with live waiters.
 pub(crate) fn hand_off() -> Vec<Document> {
     replace_with(with(queue_and_next(remembered(all())), hand_off::reserved("$$queue")))
+}
+
+/// Returns the expression of [`CHECK`](crate::engine::mongodb::fields::CHECK) for a name that stays busy for this time, without an
+/// owner.
+pub(crate) fn check_after(left: Duration) -> Document {
+    hand_off::check(entries(all(), is_live()), millis(left))
 }
 
 /// Narrows a filter to documents with live waiters, or to documents without.

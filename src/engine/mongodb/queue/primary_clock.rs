@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::engine::hand_off::ClockReading;
 use crate::engine::mongodb::fields::NOW;
 
-pub(super) struct PrimaryClock {
+pub(crate) struct PrimaryClock {
     /// The last election of a primary.
     election: watch::Receiver<Option<ObjectId>>,
     state: Mutex<State>,
@@ -36,7 +36,7 @@ impl State {
 }
 
 impl PrimaryClock {
-    pub(super) fn new(election: watch::Receiver<Option<ObjectId>>) -> Self {
+    pub(crate) fn new(election: watch::Receiver<Option<ObjectId>>) -> Self {
         let state = State::new(*election.borrow());
         PrimaryClock {
             election,
@@ -55,7 +55,7 @@ impl PrimaryClock {
     }
 
     /// Records the clock from an answer to a command that was sent at `sent`, or later.
-    pub(super) fn read(&self, sent: Moment, answer: &Document) {
+    pub(crate) fn read(&self, sent: Moment, answer: &Document) {
         let now = answer.get_datetime(NOW).ok();
         let Some(us) = now.and_then(|now| now.timestamp_millis().checked_mul(1000)) else {
             return;
@@ -70,19 +70,19 @@ impl PrimaryClock {
         }
     }
 
-    pub(super) fn reading(&self) -> Option<ClockReading> {
+    pub(crate) fn reading(&self) -> Option<ClockReading> {
         self.state().reading
     }
 
     /// Forgets the reading: another member may be the primary now.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         let mut state = self.state();
         *state = State::new(state.election);
     }
 
     /// Adds to the reading. `None`: forgets it.
     #[cfg(test)]
-    pub(super) fn step(&self, ms: Option<i64>) {
+    pub(crate) fn step(&self, ms: Option<i64>) {
         let mut state = self.state();
         state.reading = state.reading.zip(ms).map(|(reading, ms)| ClockReading {
             server_us: reading.server_us.saturating_add_signed(ms * 1000),

@@ -176,27 +176,38 @@ async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
     }
 }
 
-/// The stream was opened before a call waited for this name.
+/// The stream was opened before a call waited for these names.
 #[tokio::test]
-async fn the_stream_covers_names_that_come_later() {
+async fn names_that_come_later_than_the_stream_wake_their_waiters() {
     two(|ours, theirs| async move {
         hold(&ours, "n").await;
         let first = waiting(&["n"]);
         let mut first_changes = wait(&theirs, &first).await;
-        for name in ["m", "o"] {
-            assert!(gist_acquires(&ours.locks(), name, LONG).await);
-            let later = waiting(&[name]);
+        for is_of_gist in [true, false] {
+            let holder = match is_of_gist {
+                true => {
+                    assert!(gist_acquires(&ours.locks(), "m", LONG).await);
+                    None
+                }
+                false => Some(hold(&ours, "m").await),
+            };
+            let later = waiting(&["m"]);
             let mut later_changes = wait(&theirs, &later).await;
-            tokio::time::sleep(Duration::from_millis(1500)).await;
-            let deleted = Instant::now();
-            ours.locks().delete_one(doc! { "_id": name }).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let released = Instant::now();
+            match &holder {
+                Some(holder) => release(&ours, holder).await,
+                // The waiter polls.
+                None => drop(ours.locks().delete_one(doc! { "_id": "m" }).await.unwrap()),
+            }
             notified(&mut later_changes).await;
             assert!(
-                deleted.elapsed() < Duration::from_millis(1200),
+                released.elapsed() < Duration::from_millis(1200),
                 "{:?}",
-                deleted.elapsed()
+                released.elapsed()
             );
             granted(&theirs, &later).await;
+            release(&theirs, &later).await;
         }
         ours.force_release(&key("n")).await.unwrap();
         notified(&mut first_changes).await;

@@ -1,14 +1,22 @@
 //! The change stream of the queue.
 
-use super::queue::{eventually, hold, notified, quiet, release, two, wait, waiting};
+use futures_util::StreamExt;
+use mongodb::change_stream::ChangeStream;
+use mongodb::options::ReadConcern;
+
+use super::queue::{eventually, hold, notified, positions, quiet, release, two, wait, waiting};
 use super::*;
+use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
 use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::fields::QUEUE;
+use crate::engine::mongodb::queue::change_event::{self, Change, change_of};
+use crate::stall_detector::StallDetector;
 
 /// The stream closes some time after the last waiter left.
 #[tokio::test]
 async fn the_stream_is_open_while_there_are_waiters() {
     two(|ours, theirs| async move {
-        let is_open = || theirs.queue.as_ref().unwrap().is_stream_open();
+        let is_open = || theirs.queue.as_ref().unwrap().watcher.is_open();
         let waiter = waiting(&["n"]);
         granted(&theirs, &waiter).await;
         assert!(!is_open(), "there are no waiters");
@@ -68,7 +76,7 @@ async fn a_change_stream_that_was_refused_once_is_used_again() {
         let refusal = Failure::from(admin.run_command(doc! { "nonsense": 1 }).await.unwrap_err());
         assert!(refusal.is_without_change_streams(), "{refusal}");
         let holder = hold(&ours, "n").await;
-        theirs.queue.as_ref().unwrap().refuse_stream(refusal);
+        theirs.queue.as_ref().unwrap().watcher.refuse(refusal);
         let (first, second) = (waiting(&["n"]), waiting(&["n"]));
         let mut first_changes = wait(&theirs, &first).await;
         let mut second_changes = wait(&theirs, &second).await;
@@ -76,11 +84,11 @@ async fn a_change_stream_that_was_refused_once_is_used_again() {
         for changes in [&mut first_changes, &mut second_changes] {
             notified(changes).await;
         }
-        assert!(!theirs.queue.as_ref().unwrap().is_stream_open() || began.elapsed() > Duration::from_secs(1));
+        assert!(!theirs.queue.as_ref().unwrap().watcher.is_open() || began.elapsed() > Duration::from_secs(1));
         // Each poll is an attempt, which requests the stream again after a while.
         eventually("the stream is open", async || {
             busy(&theirs, &first).await;
-            theirs.queue.as_ref().unwrap().is_stream_open()
+            theirs.queue.as_ref().unwrap().watcher.is_open()
         })
         .await;
         // Both wait for their notifications again.
@@ -103,24 +111,280 @@ async fn a_change_stream_that_was_refused_once_is_used_again() {
     .await;
 }
 
+/// The stream has no deletions: the next heartbeat shows them.
 #[tokio::test]
-async fn a_stream_of_all_names_is_narrowed_when_few_are_waited_for() {
+async fn a_name_that_another_program_deletes_wakes_its_waiters_in_their_order() {
     two(|ours, theirs| async move {
-        let names: Vec<String> = (0..60).map(|index| format!("n{index}")).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        granted(&ours, &claim(&names, LONG)).await;
-        let waiters: Vec<Claim> = names.iter().map(|name| waiting(&[name])).collect();
-        for waiter in &waiters {
-            busy(&theirs, waiter).await;
+        let holder = hold(&ours, "n").await;
+        let (first, second) = (waiting(&["n"]), waiting(&["n"]));
+        let mut first_changes = wait(&theirs, &first).await;
+        let mut second_changes = wait(&theirs, &second).await;
+        let deleted = Instant::now();
+        ours.locks().delete_one(doc! { "_id": "n" }).await.unwrap();
+        notified(&mut first_changes).await;
+        // The second one is notified some time after the first.
+        quiet(&mut second_changes, 1).await;
+        let late = deleted.elapsed();
+        assert!(late < HEARTBEAT_INTERVAL + Duration::from_millis(800), "{late:?}");
+        granted(&theirs, &first).await;
+        notified(&mut second_changes).await;
+        busy(&theirs, &second).await;
+        assert_eq!(ours.release(&holder, Duration::ZERO).await.unwrap(), Released::NotHeld);
+        release(&theirs, &first).await;
+        notified(&mut second_changes).await;
+        granted(&theirs, &second).await;
+    })
+    .await;
+}
+
+/// The process that finds the deletion first is served first. The others return with their numbers.
+#[tokio::test]
+async fn a_name_that_is_deleted_goes_to_one_process_and_the_other_keeps_its_number() {
+    two(|ours, theirs| async move {
+        hold(&ours, "n").await;
+        let (here, there) = (waiting(&["n"]), waiting(&["n"]));
+        let mut here_changes = wait(&ours, &here).await;
+        let mut there_changes = wait(&theirs, &there).await;
+        let number = |engine: &Arc<MongodbEngine>, claim: &Claim| {
+            let queue = engine.queue.as_ref().unwrap();
+            queue.known.number(&claim.owner)
+        };
+        let before = (number(&ours, &here), number(&theirs, &there));
+        assert!(before.0 > 0 && before.0 < before.1);
+        ours.locks().delete_one(doc! { "_id": "n" }).await.unwrap();
+        let mut first = tokio::select! {
+            () = notified(&mut here_changes) => true,
+            () = notified(&mut there_changes) => false,
+        };
+        let outcome = match first {
+            true => ours.try_acquire(&here).await.unwrap(),
+            false => theirs.try_acquire(&there).await.unwrap(),
+        };
+        if !matches!(outcome, Acquired::Granted { .. }) {
+            // The other one has made its attempt in the meantime.
+            first = !first;
         }
-        let queue = theirs.queue.as_ref().unwrap();
-        eventually("the stream has all names", async || queue.covered_by_stream().is_none()).await;
-        for waiter in &waiters[1..] {
-            theirs.release(waiter, Duration::ZERO).await.unwrap();
+        let (holder, holding) = if first { (&ours, &here) } else { (&theirs, &there) };
+        let (other, behind) = if first { (&theirs, &there) } else { (&ours, &here) };
+        let mut changes = if first { there_changes } else { here_changes };
+        granted(holder, holding).await;
+        eventually("the other one is in the queue", async || {
+            let _ = tokio::time::timeout(Duration::from_secs(3), changes.changed()).await;
+            busy(other, behind).await;
+            positions(&ours, "n").await == [behind.owner.as_str()]
+        })
+        .await;
+        let kept = if first { before.1 } else { before.0 };
+        assert_eq!(number(other, behind), kept);
+        release(holder, holding).await;
+        notified(&mut changes).await;
+        granted(other, behind).await;
+        release(other, behind).await;
+    })
+    .await;
+}
+
+/// One heartbeat for several names: one is gone, one has another holder now, one is as before.
+#[tokio::test]
+async fn a_heartbeat_of_several_names_finds_those_that_were_deleted() {
+    two(|ours, theirs| async move {
+        let mut waiters = Vec::new();
+        for name in ["gone", "again", "same"] {
+            hold(&ours, name).await;
+            let waiter = waiting(&[name]);
+            waiters.push((wait(&theirs, &waiter).await, waiter));
         }
-        // It may have been opened again while some of these were waited for, and covers up to 16 spare names.
-        let is_narrow = async || queue.covered_by_stream().is_some_and(|count| count <= 18);
-        eventually("the stream has few names", is_narrow).await;
+        let [(gone_changes, gone), (again_changes, again), (same_changes, _)] = &mut waiters[..] else {
+            unreachable!()
+        };
+        let lost = doc! { "_id": { "$in": ["gone", "again"] } };
+        ours.locks().delete_many(lost).await.unwrap();
+        let holder = hold(&ours, "again").await;
+        notified(gone_changes).await;
+        granted(&theirs, gone).await;
+        notified(again_changes).await;
+        busy(&theirs, again).await;
+        assert_eq!(positions(&ours, "again").await, [again.owner.as_str()]);
+        release(&ours, &holder).await;
+        notified(again_changes).await;
+        granted(&theirs, again).await;
+        quiet(same_changes, 1).await;
+    })
+    .await;
+}
+
+/// Opens the stream of a process.
+async fn stream_of(engine: &MongodbEngine, process: &str) -> ChangeStream<Document> {
+    let locks = engine.locks();
+    let watch = locks.watch().pipeline(change_event::pipeline(process));
+    watch.read_concern(ReadConcern::majority()).await.unwrap().with_type()
+}
+
+/// Returns the events of the stream so far.
+async fn events(engine: &MongodbEngine, stream: &mut ChangeStream<Document>, process: &str) -> Vec<Change> {
+    // The last event is a replacement.
+    let last = doc! { "_id": format!("last-{process}") };
+    let locks = engine.locks();
+    locks.insert_one(last.clone()).await.unwrap();
+    let check = doc! { "check": format!("{process}:7:1") };
+    locks.replace_one(last, check).await.unwrap();
+    let mut events = Vec::new();
+    loop {
+        let event = tokio::time::timeout(Duration::from_secs(10), stream.next()).await;
+        let change = change_of(&event.expect("the last event").unwrap().unwrap(), process).unwrap();
+        if matches!(&change, Change::Check { id, after } if id.starts_with("last-") && after.as_millis() == 7) {
+            return events;
+        }
+        events.push(change);
+    }
+}
+
+#[tokio::test]
+async fn an_event_goes_only_to_the_process_that_it_is_for() {
+    two(|ours, theirs| async move {
+        let process = theirs.queue.as_ref().unwrap().process.clone();
+        let mut stream = stream_of(&ours, &process).await;
+        let mut of_nobody = stream_of(&ours, "0").await;
+        let lease = async |engine: &MongodbEngine, name: &str| {
+            let mut holder = claim(&[name], LONG);
+            holder.fence = Some(granted(engine, &holder).await);
+            holder
+        };
+        let keep = Duration::from_millis(300);
+        // A short hand-off to one process, with a waiter of the other one behind it, and then a minimum hold.
+        let holder = lease(&ours, "a").await;
+        let (mut first, second) = (waiting(&["a"]), waiting(&["a"]));
+        first.ttl = Ttl::new(Duration::from_millis(3800)).unwrap();
+        let mut first_changes = wait(&ours, &first).await;
+        let mut second_changes = wait(&theirs, &second).await;
+        assert_eq!(ours.renew(&holder, holder.ttl).await.unwrap(), Renewed::Extended);
+        release(&ours, &holder).await;
+        notified(&mut first_changes).await;
+        granted(&ours, &first).await;
+        assert_eq!(ours.release(&first, keep).await.unwrap(), Released::Freed);
+        notified(&mut second_changes).await;
+        granted(&theirs, &second).await;
+        release(&theirs, &second).await;
+        let next = second.owner;
+        // A long hand-off and a minimum hold of a name for which this process does not wait any more.
+        let holder = lease(&theirs, "b").await;
+        let (mut first, second) = (waiting(&["b"]), waiting(&["b"]));
+        let mut first_changes = wait(&ours, &first).await;
+        let _second_changes = wait(&theirs, &second).await;
+        release(&theirs, &holder).await;
+        notified(&mut first_changes).await;
+        first.fence = Some(granted(&ours, &first).await);
+        assert_eq!(ours.renew(&first, first.ttl).await.unwrap(), Renewed::Extended);
+        theirs
+            .queue
+            .as_ref()
+            .unwrap()
+            .leave(&key("b"), &second.owner)
+            .await
+            .unwrap();
+        assert_eq!(ours.release(&first, keep).await.unwrap(), Released::Freed);
+        ours.locks().delete_one(doc! { "_id": "b" }).await.unwrap();
+
+        let check = |ms| Change::Check {
+            id: "a".to_owned(),
+            after: Duration::from_millis(ms),
+        };
+        let handed_off = Change::HandedOff {
+            id: "a".to_owned(),
+            owner: next,
+        };
+        assert_eq!(
+            events(&ours, &mut stream, &process).await,
+            [check(1900), check(300), handed_off]
+        );
+        assert_eq!(events(&ours, &mut of_nobody, "0").await, []);
+    })
+    .await;
+}
+
+/// The name has no waiters when the stream is opened.
+#[tokio::test]
+async fn a_waiter_behind_a_dead_one_gets_the_name_when_a_short_hand_off_ends() {
+    two(|ours, theirs| async move {
+        hold(&ours, "earlier").await;
+        let _earlier = wait(&theirs, &waiting(&["earlier"])).await;
+        let holder = hold(&ours, "n").await;
+        let (mut dead, next) = (waiting(&["n"]), waiting(&["n"]));
+        dead.ttl = Ttl::new(Duration::from_millis(400)).unwrap();
+        busy(&ours, &dead).await;
+        ours.queue.as_ref().unwrap().close();
+        let mut next_changes = wait(&theirs, &next).await;
+        let released = Instant::now();
+        release(&ours, &holder).await;
+        notified(&mut next_changes).await;
+        granted(&theirs, &next).await;
+        let after = released.elapsed();
+        // The next heartbeat is 2 s after the waiter entered.
+        assert!(
+            after >= Duration::from_millis(350) && after < Duration::from_millis(1700),
+            "{after:?}"
+        );
+    })
+    .await;
+}
+
+/// The waiters of a stalled event loop are skipped.
+#[tokio::test]
+async fn a_name_that_is_kept_busy_does_not_keep_the_waiters_of_a_stalled_event_loop_alive() {
+    two(|ours, theirs| async move {
+        let detector = Arc::new(StallDetector::new(|| {}));
+        theirs.watch_event_loop(&detector);
+        let mut waiters = Vec::new();
+        for name in ["m", "n"] {
+            let holder = hold(&ours, name).await;
+            let mut waiter = waiting(&[name]);
+            waiter.ttl = Ttl::new(Duration::from_secs(3)).unwrap();
+            waiters.push((wait(&theirs, &waiter).await, waiter, holder));
+        }
+        detector.ping();
+        tokio::time::sleep(Duration::from_millis(1300)).await;
+        let live_until = async || {
+            let mut ends = Vec::new();
+            for name in ["m", "n"] {
+                let document = document(&ours, name).await.unwrap();
+                let queue = document.get_array(QUEUE).unwrap();
+                ends.push(*queue[0].as_document().unwrap().get_datetime("until").unwrap());
+            }
+            ends
+        };
+        let before = live_until().await;
+        for (_, _, holder) in &waiters {
+            let kept = ours.release(holder, Duration::from_millis(2500)).await.unwrap();
+            assert_eq!(kept, Released::Freed);
+        }
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        assert_eq!(live_until().await, before, "a heartbeat of a stalled event loop");
+        detector.responded();
+        for (changes, waiter, _) in &mut waiters {
+            notified(changes).await;
+            granted(&theirs, waiter).await;
+        }
+    })
+    .await;
+}
+
+/// The lease of the holder would end later. The release that keeps the name busy is an event, so a waiter is not late.
+#[tokio::test]
+async fn a_name_that_is_kept_busy_goes_to_its_waiter_at_the_end_of_that_time() {
+    two(|ours, theirs| async move {
+        hold(&ours, "earlier").await;
+        let _earlier = wait(&theirs, &waiting(&["earlier"])).await;
+        let holder = hold(&ours, "n").await;
+        let first = waiting(&["n"]);
+        let mut first_changes = wait(&theirs, &first).await;
+        let released = Instant::now();
+        let keep = Duration::from_millis(300);
+        assert_eq!(ours.release(&holder, keep).await.unwrap(), Released::Freed);
+        notified(&mut first_changes).await;
+        granted(&theirs, &first).await;
+        let after = released.elapsed();
+        // The next heartbeat is 2 s after the waiter entered.
+        assert!(after >= keep && after < Duration::from_millis(1500), "{after:?}");
     })
     .await;
 }

@@ -126,7 +126,7 @@ async fn a_waiter_confirms_where_the_clocks_do_not_fit() {
             let holder = lease(&ours, &["n"]).await;
             let waiter = waiting(&["n"]);
             let mut changes = wait(&theirs, &waiter).await;
-            theirs.queue.as_ref().unwrap().step_clock(step);
+            theirs.queue.as_ref().unwrap().clock.step(step);
             release(&ours, &holder).await;
             notified(&mut changes).await;
             assert_eq!(changes.take_hand_off(), None, "{step:?}");
@@ -359,7 +359,7 @@ async fn a_holder_does_not_enter_the_queue_of_its_own_name() {
         let waiters = [waiting(&["n"]), waiting(&["n"])];
         busy(&theirs, &waiters[0]).await;
         let queue = theirs.queue.as_ref().unwrap();
-        queue.hang();
+        queue.watcher.hang();
         queue.known.leave(&waiters[0].owner);
         release(&ours, &holder).await;
         assert!(is_granted(&ours).await);
@@ -393,7 +393,7 @@ async fn a_heartbeat_finds_a_grant_whose_event_was_lost() {
         let mut changes = wait(&theirs, &first).await;
         busy(&theirs, &second).await;
         let queue = theirs.queue.as_ref().unwrap();
-        queue.hang();
+        queue.watcher.hang();
         release(&ours, &holder).await;
         // The next heartbeat may come at the end of the hand-off, after 2 s.
         queue.deliver(Change::Gap);

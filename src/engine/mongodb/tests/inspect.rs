@@ -1,6 +1,7 @@
 //! Tests of `inspect` and `list` while tokens are not in their documents yet.
 
 use super::*;
+use crate::engine::mongodb::connection::pool::Class;
 use crate::engine::mongodb::error::Failure;
 
 /// Connects to a database of its own, and counts the queries of its collection. `None`: there is no server here.
@@ -60,6 +61,68 @@ async fn a_read_that_does_not_wait_shows_no_token_of_a_new_lease() {
     assert!(engine.inspect(&key("n")).await.unwrap().unwrap().fence.is_none());
     assert_eq!(queries(&engine, "n").await, 5, "one, and three repetitions");
     drop_database(&engine).await;
+}
+
+#[tokio::test]
+async fn a_new_lease_that_ends_between_two_reads_is_not_held() {
+    with_own_collection(REPLICA_SET, |engine| async move {
+        let ends = async || {
+            let (name, pause) = (OwnerToken::fresh(), Duration::from_millis(15));
+            engine.locks().insert_one(without_token(name.as_str())).await.unwrap();
+            let deletion = async {
+                tokio::time::sleep(pause).await;
+                engine.locks().delete_one(doc! { "_id": name.as_str() }).await.unwrap();
+            };
+            let name = key(name.as_str());
+            let (info, list, ()) = tokio::join!(engine.inspect(&name), engine.list(name.as_str(), LONG), deletion);
+            (info.unwrap().is_some(), list.unwrap().len())
+        };
+        for _ in 0..5 {
+            let (is_held, listed) = ends().await;
+            assert!(!is_held);
+            // Where the machine stands still, the deletion comes before the list.
+            assert!(listed <= 1);
+        }
+    })
+    .await;
+}
+
+/// Each read of a list has its own time limit.
+#[tokio::test]
+async fn slow_reads_of_new_leases_do_not_end_a_list() {
+    let Some(url) = url(REPLICA_SET) else { return };
+    let settings = Settings {
+        collection: format!("t{}", OwnerToken::fresh().as_str()),
+        ..Settings::default()
+    };
+    let engine = connect(&format!("{url}&maxPoolSize=1"), &settings).await.unwrap();
+    let mut new = without_token("n");
+    let later = DateTime::from_millis(DateTime::now().timestamp_millis() + 20_000);
+    new.get_document_mut("holder").unwrap().insert("since", later);
+    engine.locks().insert_one(new).await.unwrap();
+    // Every query waits for the only permit.
+    let mut permit = engine.pool.permit(Class::Query).await;
+    let slow = async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            drop(permit);
+            permit = engine.pool.permit(Class::Query).await;
+        }
+    };
+    let list = async {
+        let began = Instant::now();
+        engine.inspect_now(&key("n")).await.unwrap();
+        let one = began.elapsed();
+        let list = engine.list("", Duration::from_millis(1600)).await.unwrap();
+        (one, list.len())
+    };
+    let (one, listed) = tokio::select! {
+        result = list => result,
+        () = slow => unreachable!(),
+    };
+    assert!(one > Duration::from_millis(500) && listed == 1, "{one:?}");
+    engine.locks().drop().await.unwrap();
+    engine.close().await;
 }
 
 #[tokio::test]

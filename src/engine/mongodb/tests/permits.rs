@@ -155,7 +155,7 @@ async fn only_a_waiter_that_was_notified_of_a_hand_off_goes_before_new_attempts(
 async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
     two(|ours, theirs| async move {
         hold(&ours, "n").await;
-        theirs.queue.as_ref().unwrap().hang();
+        theirs.queue.as_ref().unwrap().watcher.hang();
         let limit = Duration::from_millis(300);
         let waiters: Vec<Arc<Claim>> = (0..3).map(|_| Arc::new(waiting(&["n"]))).collect();
         let mut answer = |_, _| ();

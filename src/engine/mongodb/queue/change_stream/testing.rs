@@ -1,7 +1,5 @@
 //! Reads and changes the state of a stream, for tests.
 
-use std::collections::HashSet;
-
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -9,11 +7,6 @@ use super::{Phase, REFUSAL, Watcher};
 use crate::engine::mongodb::error::Failure;
 
 impl Watcher {
-    /// Returns the number of names of the stream. `None`: all names.
-    pub(crate) fn covered(&self) -> Option<usize> {
-        self.0.state.lock().covered.as_ref().map(HashSet::len)
-    }
-
     pub(crate) fn refuse(&self, failure: Failure) {
         self.0.state.lock().refused = Some((Instant::now() + REFUSAL, failure));
     }
