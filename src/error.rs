@@ -138,8 +138,10 @@ pub struct EngineError {
     /// Whether the same call may succeed later: true for an outage, false for a wrong password and other mistakes in the
     /// configuration.
     pub retryable: bool,
-    /// Whether the store may have received the command. `false`: there was no connection to send it on.
+    /// Whether the store may have executed the command. `false`: there was no connection to send it on, or the store refused it.
     pub may_be_executed: bool,
+    /// Whether the store has not executed the command because a row is locked. The service stays connected.
+    pub is_locked: bool,
     /// The driver's own error.
     #[source]
     pub source: Box<dyn StdError + Send + Sync>,
@@ -170,14 +172,21 @@ impl EngineError {
             op,
             retryable,
             may_be_executed: true,
+            is_locked: false,
             source: source.into(),
         }
     }
 
-    /// Marks the error as one of a command that was not sent.
+    /// Marks the error as one of a command that was not executed.
     pub fn not_sent(mut self) -> Self {
         self.may_be_executed = false;
         self
+    }
+
+    /// Marks the error as that of a locked row. The store has not executed the command.
+    pub fn row_locked(mut self) -> Self {
+        self.is_locked = true;
+        self.not_sent()
     }
 
     /// Creates the error of an operation that timed out. `address` is the address of the store, or empty.

@@ -93,6 +93,7 @@ export const mysql = {
   grant: (server) => query(server, 'GRANT ALL ON holdfast.* TO app').then(() => endConnections(server)),
   lockTables: 'LOCK TABLES locks WRITE, locks_waiters WRITE',
   unlockTables: 'UNLOCK TABLES',
+  lockRow: (name) => `BEGIN; SELECT 1 FROM locks WHERE name = '${name}' FOR UPDATE`,
   dropTables: 'DROP TABLE dropped, dropped_waiters',
   waitingStatements:
     "SELECT id FROM information_schema.processlist WHERE command = 'Query' AND state LIKE 'Waiting for table%'",
@@ -136,6 +137,6 @@ export const mysql = {
     permission: /denied/,
     tlsOption: 'tls must be absent, or ssl-mode=DISABLED removed from the URL',
     readOnly: /--read-only .*\[1290\] .*the URL must lead to the primary/,
-    statementTimeout: /\[1969\]/,
+    statementTimeout: /\[(1969|1205)\]/,
   },
 }

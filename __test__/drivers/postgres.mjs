@@ -115,6 +115,7 @@ export const postgres = {
     ),
   lockTables: 'BEGIN; LOCK TABLE holdfast.locks, holdfast.locks_waiters',
   unlockTables: 'ROLLBACK',
+  lockRow: (name) => `BEGIN; SELECT 1 FROM holdfast.locks WHERE name = '${name}' FOR UPDATE`,
   dropTables: 'DROP TABLE holdfast.dropped, holdfast.dropped_waiters',
   waitingStatements: `SELECT pid ${HOLDFAST} AND wait_event_type = 'Lock'`,
   terminate: (run) => run(`SELECT pg_terminate_backend(pid) ${HOLDFAST}`),
@@ -142,6 +143,6 @@ export const postgres = {
     wrongPassword: /check the user name and the password.*percent-encoded/,
     tlsOption: 'tls must be absent, or sslmode=disable removed from the URL',
     readOnly: /does not allow writes \(it is a standby.*must lead to the primary/,
-    statementTimeout: /\[57014\]/,
+    statementTimeout: /\[(57014|55P03)\]/,
   },
 }

@@ -193,6 +193,45 @@ export function sqlFaults(driver, cases) {
       assert.equal(await held.release(), true)
     })
 
+    test('a row that another program locks for 1.5 s: calls succeed in their order, and the service stays connected', async () => {
+      const events = []
+      const locks = await connect({
+        storeTimeoutMs: 10_000,
+        onEvent: (event) => event.type === 'disconnected' && events.push(event.reason),
+      })
+      const lock = await locks.acquire('n', { ttlMs: 20_000 })
+      await withQuery(async (run) => {
+        const whileLocked = async (call) => {
+          await run(driver.lockRow('n'))
+          const unlocked = sleep(1500).then(() => run('ROLLBACK'))
+          return (await Promise.all([call(), unlocked]))[0]
+        }
+        await whileLocked(() => lock.extend(20_000))
+        assert.equal(await whileLocked(() => lock.release()), true)
+        const taken = await whileLocked(() => locks.tryAcquire('n'))
+        assert.equal(await whileLocked(() => locks.forceRelease('n')), true)
+        assert.equal(await taken.release(), false)
+        // Renewed after 4 s. A renewal of a shorter lease would have less time than the statement waits for the row.
+        const renewed = await locks.acquire('n', { ttlMs: 12_000 })
+        const before = locks.stats().renewed
+        await sleep(3500)
+        await whileLocked(() => sleep(3000))
+        assert.equal(locks.stats().renewed, before + 1)
+        assert.equal(await renewed.release(), true)
+        const order = []
+        const waits = async (number) => {
+          const granted = await locks.acquire('n', { waitMs: 20_000 })
+          order.push(number)
+          await granted.release()
+        }
+        const numbers = Array.from({ length: 20 }, (_, number) => number)
+        await whileLocked(() => Promise.all(numbers.map(waits)))
+        assert.deepEqual(order, numbers)
+      })
+      assert.ok(locks.stats().storeErrors > 0, 'calls have found the locked row')
+      assert.deepEqual(events, [])
+    })
+
     test('a server that is killed under load', async () => {
       const locks = [await connect(), await connect()]
       const held = await locks[0].acquire('held', { ttlMs: 30_000 })

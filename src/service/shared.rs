@@ -132,8 +132,10 @@ impl Shared {
     /// Counts an operation of the store that failed or had no answer.
     pub(super) fn store_failed(&self, error: &EngineError) {
         add(&self.counters.store_errors);
-        // Otherwise the store answered with a permanent error.
-        if error.retryable {
+        if error.is_locked {
+            self.events.store_answered();
+        } else if error.retryable {
+            // Otherwise the store answered with a permanent error.
             self.events.store_failed(|| error.to_string().into());
         }
     }

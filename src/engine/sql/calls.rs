@@ -171,7 +171,8 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
         self.one(answers, "acquire")
     }
 
-    /// Makes all attempts in one transaction. If that fails, makes each in its own.
+    /// Makes all attempts in one transaction. If that fails, makes each in its own. After a retryable error of a claim of a single name the
+    /// later ones get the same error and are not made: they would enter the queue before it.
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
         match self.acquire(claims, claims.to_vec()).await {
             Ok(answers) => answers
@@ -180,8 +181,19 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
                 .for_each(|(index, acquired)| answer(index, Ok(acquired))),
             Err(_) => {
                 // One claim may be the cause: each gets its own answer.
+                let mut failed: Option<EngineError> = None;
                 for (index, claim) in claims.iter().enumerate() {
-                    answer(index, self.try_acquire(claim).await);
+                    let acquired = match &failed {
+                        Some(error) => Err(error.copy()),
+                        None => self.try_acquire(claim).await,
+                    };
+                    if let Err(error) = &acquired
+                        && error.retryable
+                        && claim.keys().len() == 1
+                    {
+                        failed = Some(error.copy());
+                    }
+                    answer(index, acquired);
                 }
             }
         }

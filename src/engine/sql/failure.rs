@@ -36,9 +36,11 @@ pub(super) struct Failure {
 pub(super) enum Kind {
     /// A conflict with another transaction: a retry may succeed at once.
     Conflict,
-    /// A row or a table was locked for [`LOCK_WAIT`](super::server::LOCK_WAIT), or as long as the server's configuration allows. SQLite: other
-    /// processes used the file for too long.
+    /// A row or a table stayed locked for [`LOCK_WAIT`](super::server::LOCK_WAIT), for less in a brief transaction, or for as long as the server's
+    /// configuration allows. The statement was not executed.
     Locked,
+    /// SQLite: other processes used the file for too long.
+    Busy,
     /// The server refused the statement for now, or a resource of the system is used up. The connection is usable.
     Refused,
     /// The server cancelled the statement, which was not executed, for example at its own time limit for statements. The statement may
@@ -100,7 +102,11 @@ impl Failure {
     pub(super) fn error(&self, op: &'static str) -> EngineError {
         let is_retryable = self.kind != Kind::Permanent;
         let error = EngineError::new(self.place.engine, op, is_retryable, self.clone());
-        if self.may_be_executed { error } else { error.not_sent() }
+        match self.kind {
+            Kind::Locked => error.row_locked(),
+            _ if self.may_be_executed => error,
+            _ => error.not_sent(),
+        }
     }
 }
 

@@ -63,11 +63,7 @@ impl<T> Reply<T> {
 
 /// Decides once whether attempts are started or cancelled.
 #[derive(Default)]
-pub(super) struct StartState {
-    state: AtomicU8,
-    /// Dropped when neither the caller nor the task has the start state any more.
-    attached: std::sync::OnceLock<Box<dyn std::any::Any + Send + Sync>>,
-}
+pub(super) struct StartState(AtomicU8);
 
 const QUEUED: u8 = 0;
 const STARTED: u8 = 1;
@@ -75,9 +71,7 @@ const CANCELLED: u8 = 2;
 
 impl StartState {
     fn change(&self, to: u8) -> u8 {
-        let changed = self
-            .state
-            .compare_exchange(QUEUED, to, Ordering::AcqRel, Ordering::Acquire);
+        let changed = self.0.compare_exchange(QUEUED, to, Ordering::AcqRel, Ordering::Acquire);
         changed.map_or_else(|decided| decided, |_| to)
     }
 
@@ -92,12 +86,7 @@ impl StartState {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.state.load(Ordering::Acquire) == CANCELLED
-    }
-
-    /// Attaches a guard.
-    pub(super) fn attach(&self, guard: impl std::any::Any + Send + Sync) {
-        let _ = self.attached.set(Box::new(guard));
+        self.0.load(Ordering::Acquire) == CANCELLED
     }
 }
 
@@ -147,40 +136,16 @@ impl Job {
         }
     }
 
-    /// Whether the job has several claims, and at least one of them has no locked name. If such a job fails, its caller sends each claim as
-    /// its own job.
-    pub(super) fn is_divisible(&self, is_locked: impl Fn(&Key) -> bool) -> bool {
-        let is_free = |claim: &Claim| !claim.keys().iter().any(&is_locked);
+    pub(super) fn is_attempt(&self) -> bool {
+        matches!(self, Job::Acquire(..))
+    }
+
+    /// Whether the job has several claims. If it fails, its caller sends each claim as its own job.
+    pub(super) fn is_divisible(&self) -> bool {
         match self {
-            Job::Acquire(claims, ..) => claims.len() > 1 && claims.iter().any(|claim| is_free(claim)),
-            Job::Release(claims, ..) => claims.len() > 1 && claims.iter().any(is_free),
+            Job::Acquire(claims, ..) => claims.len() > 1,
+            Job::Release(claims, ..) => claims.len() > 1,
             _ => false,
-        }
-    }
-
-    /// Whether it has to be executed after an earlier job: a release after those of the same owner, others after those with one of its
-    /// names. A renewal never waits: its attempt was answered before.
-    pub(super) fn must_follow(&self, earlier: &Job) -> bool {
-        match self {
-            Job::Renew(..) => false,
-            Job::Release(..) => {
-                let owners = self.owners();
-                earlier.owners().iter().any(|owner| owners.contains(owner))
-            }
-            _ => {
-                let keys = self.keys();
-                earlier.keys().iter().any(|key| keys.contains(key))
-            }
-        }
-    }
-
-    fn owners(&self) -> Vec<&OwnerToken> {
-        match self {
-            Job::Acquire(claims, ..) => claims.iter().map(|claim| &claim.owner).collect(),
-            Job::Release(claims, ..) => claims.iter().map(|claim| &claim.owner).collect(),
-            Job::Renew(claim, ..) => vec![&claim.owner],
-            Job::Transfer(claim, to, _) => vec![&claim.owner, to],
-            Job::ForceRelease(..) | Job::Inspect(..) | Job::List(..) => Vec::new(),
         }
     }
 

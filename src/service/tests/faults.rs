@@ -23,6 +23,8 @@ pub(super) enum Fault {
     Refuse,
     /// The next call is refused at once and not executed. Later calls work.
     RefuseOne,
+    /// The store answers that a row is locked. Not executed.
+    Locked,
     /// Attempts for several names are refused at once. Everything else works.
     RefuseSets,
     /// Executed, but the reply is lost.
@@ -160,6 +162,7 @@ impl Faulty {
                 std::future::pending().await
             }
             Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused").not_sent()),
+            Fault::Locked => Err(EngineError::new("faulty", op, true, "a row is locked").row_locked()),
             Fault::RefuseOne => {
                 // The calls after it are in progress before the error arrives.
                 self.set(Fault::None);

@@ -376,3 +376,31 @@ async fn an_extension_whose_reply_is_lost_is_released_although_it_was_no_longer_
         "the lost reply extended it in the store"
     );
 }
+
+/// Another program locks the row of a lease, deletes it, and commits.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_found_a_locked_row_has_released_nothing() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    take(&another(&engine), "forced", options(60_000, 0)).await;
+    engine.set(Fault::Locked);
+    let name = key("forced");
+    let (released, forced, ()) = tokio::join!(locks.release(&lease), locks.force_release(&name), async {
+        settle().await;
+        for name in ["n", "forced"] {
+            assert!(engine.store().force_release(&key(name)).await.unwrap());
+        }
+        engine.set(Fault::None);
+    });
+    assert!(!released.unwrap().is_freed() && !forced.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_locked_row_does_not_disconnect_the_service() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    engine.set(Fault::Locked);
+    assert_eq!(code(attempt(&locks, "m", options(3_600_000, 0)).await), Code::Store);
+    assert!(locks.release(&lease).await.unwrap_err().retryable);
+    assert!(locks.is_connected() && locks.stats().store_errors >= 2);
+}

@@ -23,8 +23,8 @@ const ERRORS: Table<Kind> = Table {
         ", or add ssl-mode=VERIFY_CA",
     ],
     rows: rows! {
-        // A lock wait that lasted too long.
-        "1205" => Kind::Locked;
+        // A lock wait that lasted too long, and MySQL's answer to `NOWAIT`.
+        "1205 3572" => Kind::Locked;
         // An interrupted statement; a statement that exceeded `max_statement_time` (1969) or `max_execution_time` (3024).
         "1317 1969 3024" => Kind::Cancelled;
         // A deadlock, a row that changed, a waiter that another connection has entered; Group Replication: another member has changed a
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn only_mistakes_in_the_configuration_are_permanent() {
         for (kind, numbers) in [
-            (Kind::Locked, &[1205][..]),
+            (Kind::Locked, &[1205, 3572][..]),
             (Kind::Conflict, &[1213]),
             (Kind::Broken, &[1053, 1290, 1792, 1836, 2003, 2006, 2013, 9001]),
             (Kind::Refused, &[1040, 1114, 1021, 1026, 3]),

@@ -160,10 +160,6 @@ impl Session for MysqlSession {
         transaction::write(self, process, changes).await
     }
 
-    async fn locked_names(&mut self, names: &[StoredName]) -> Outcome<Vec<StoredName>> {
-        transaction::locked_names(self, names).await
-    }
-
     async fn roll_back(&mut self) -> Outcome<()> {
         transaction::roll_back(self).await
     }

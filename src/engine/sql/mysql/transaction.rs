@@ -1,7 +1,7 @@
 //! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
 //! their queues. The second one writes the result.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
@@ -23,12 +23,22 @@ pub(super) const UNION: usize = 32;
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
     let mut packet = Packet::default();
-    begin(&mut packet, plan);
     let Tables { locks, waiters, .. } = &session.server.tables;
-    lock(&mut packet, locks, plan);
+    let all = list(plan.names.keys().map(Bytes));
+    if plan.is_brief && !session.is_mariadb {
+        // MySQL's shortest lock timeout is 1 s. So these statements, before the transaction, fail at a locked row. Within it their
+        // locks would not be in order.
+        packet.add(CLOCK);
+        for name in plan.names.keys().map(Bytes) {
+            packet.add(format_args!(
+                "SELECT 1 FROM {locks} WHERE name = {name} FOR UPDATE NOWAIT"
+            ));
+        }
+    }
+    begin(&mut packet, plan);
+    lock(&mut packet, locks, plan, session.is_mariadb);
     packet.add(CLOCK);
     let clock = packet.add("SELECT @u");
-    let all = list(plan.names.keys().map(Bytes));
     // A row that was not created, and did not exist when the rows were locked, may exist now.
     let locked = packet.add(format_args!(
         "SELECT name, owner, expires_at, fence, queued FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
@@ -79,7 +89,7 @@ fn restore_settings(packet: &mut Packet, session: &MysqlSession) {
 ///
 /// The insert locks a row that exists. A lock of the existing rows after the insert of all missing ones would not lock in order,
 /// and could deadlock.
-fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
+fn lock(packet: &mut Packet, locks: &str, plan: &Plan, is_mariadb: bool) {
     let names: Vec<(&StoredName, &bool)> = plan.names.iter().collect();
     for run in names.chunk_by(|(_, before), (_, next)| before == next) {
         if *run[0].1 {
@@ -88,30 +98,16 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
                 "INSERT INTO {locks} (name, fence, expires_at, since) VALUES {} ON DUPLICATE KEY UPDATE fence = fence",
                 list(rows)
             ));
-        } else {
-            let names = list(run.iter().map(|(name, _)| Bytes(name)));
+            continue;
+        }
+        // For several names in a small table MySQL reads all rows, and locks them.
+        for names in run.chunks(if is_mariadb { run.len() } else { 1 }) {
+            let names = list(names.iter().map(|(name, _)| Bytes(name)));
             packet.add(format_args!(
                 "SELECT 1 FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({names}) ORDER BY name FOR UPDATE"
             ));
         }
     }
-}
-
-/// Returns the names whose rows another transaction has locked. It waits for no lock.
-pub(super) async fn locked_names(session: &mut MysqlSession, names: &[StoredName]) -> Outcome<Vec<StoredName>> {
-    let locks = &session.server.tables.locks;
-    let all = list(names.iter().map(Bytes));
-    let mut packet = Packet::default();
-    let free = packet.add(format_args!(
-        "SELECT name FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
-    ));
-    let existing = packet.add(format_args!("SELECT name FROM {locks} WHERE name IN ({all})"));
-    let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
-    let free: HashSet<&[u8]> = rows(&answers, free).iter().filter_map(|row| row.bytes(0)).collect();
-    let existing = rows(&answers, existing).iter().filter_map(|row| row.bytes(0));
-    let locked = existing.filter(|name| !free.contains(name));
-    Ok(locked.map(<[u8]>::to_vec).collect())
 }
 
 /// Returns the ledger of what was read. `None`: a row lacks a value, or is missing.

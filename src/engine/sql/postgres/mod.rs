@@ -167,10 +167,6 @@ impl Session for PostgresSession {
         self.packet(transaction::write(self, process, changes)).await
     }
 
-    async fn locked_names(&mut self, names: &[StoredName]) -> Outcome<Vec<StoredName>> {
-        self.packet(transaction::locked_names(self, names)).await
-    }
-
     async fn roll_back(&mut self) -> Outcome<()> {
         self.execute("ROLLBACK").await
     }

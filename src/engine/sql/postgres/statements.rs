@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
-use crate::engine::sql::server::BRIEF_LOCK_WAIT;
-
 /// Declares the statements, each with its file.
 macro_rules! statements {
     ($($name:ident $file:literal)*) => {
@@ -28,7 +26,6 @@ statements! {
     ReleaseOne "single/release_one"
     HandOff "single/hand_off"
     Lock "transaction/lock"
-    Locked "transaction/locked"
     Rows "transaction/rows"
     Queue "transaction/queue"
     Leave "transaction/leave"
@@ -100,7 +97,7 @@ impl Statements {
         Statements {
             schema: schema.to_owned(),
             create: of_file(include_str!("statements/schema.sql")),
-            begins: [lock_wait_ms, BRIEF_LOCK_WAIT.as_millis()].map(|lock_wait_ms| {
+            begins: [lock_wait_ms, BRIEF_LOCK_WAIT_MS].map(|lock_wait_ms| {
                 format!(
                     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000; \
                      SET LOCAL lock_timeout = {lock_wait_ms}; SET LOCAL client_min_messages = warning"
@@ -170,6 +167,9 @@ fn without_comments(file: &str) -> String {
 
 /// The schema of a table whose name has none.
 pub(super) const SCHEMA: &str = "holdfast";
+
+/// How long a brief transaction waits for a lock.
+const BRIEF_LOCK_WAIT_MS: u128 = 10;
 
 /// The key of the advisory lock under which tables are created: "holdfast" in ASCII.
 const CREATION_LOCK: i64 = 0x686f_6c64_6661_7374;

@@ -54,12 +54,6 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     Ok(Ledger::new(now_us, found, positions?))
 }
 
-/// Returns the names whose rows another transaction has locked.
-pub(super) async fn locked_names(session: &PostgresSession, names: &[StoredName]) -> Outcome<Vec<StoredName>> {
-    let rows = session.query(Sql::Locked, &[&names]).await?;
-    rows.iter().map(|row| session.get(row, 0)).collect()
-}
-
 /// Reads a position in a queue.
 fn position(session: &PostgresSession, row: &Row, process: &str) -> Outcome<Position> {
     let engine: String = session.get(row, 4)?;

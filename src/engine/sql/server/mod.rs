@@ -50,7 +50,7 @@
 //! never answered says nothing about the others.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ use tokio::sync::mpsc;
 
 use self::connection::{Connection, Connections, open_first};
 use self::pool::Pool;
-use self::single::{Shared, SingleWorker, Timers};
+use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
 use self::single_calls::{Attempt, Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges};
 use self::transaction::{Plan, Prefix};
 use self::upkeep::{Checked, Swept};
@@ -92,9 +92,6 @@ pub(super) const FOR_CALLS: u32 = 4;
 
 /// How long a statement waits for a row that another transaction has locked. The other calls of the statement wait as long.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
-
-/// The lock timeout of an attempt that may wait for a lock that cannot be read (`worker.rs`).
-pub(super) const BRIEF_LOCK_WAIT: Duration = Duration::from_millis(10);
 
 /// The server of one store. `Any` lets the tests of a dialect downcast to its type.
 #[async_trait]
@@ -169,9 +166,6 @@ pub(in crate::engine::sql) trait Session: Any + Send + Sync {
     /// were entered, by owner.
     async fn commit(&mut self, process: &str, changes: &Changes) -> Outcome<HashMap<String, u64>>;
 
-    /// Returns the names whose rows another transaction has locked, without a wait for them. Outside of a transaction.
-    async fn locked_names(&mut self, names: &[StoredName]) -> Outcome<Vec<StoredName>>;
-
     /// Ends a transaction that failed.
     async fn roll_back(&mut self) -> Outcome<()>;
 
@@ -216,9 +210,7 @@ impl ServerEngine {
             prefix: prefix.clone(),
             waiters: waiters.clone(),
             names: named,
-            waiting: VecDeque::new(),
             locked: locked.clone(),
-            failure: None,
         };
         let single = SingleWorker {
             shared: Shared {
@@ -228,7 +220,7 @@ impl ServerEngine {
                 transactions,
                 names,
                 locked,
-                forwarded: Arc::default(),
+                forwarded: ForwardedOwners::default(),
                 queued: QueuedNames::default(),
                 timers: Timers::default(),
             },

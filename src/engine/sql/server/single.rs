@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -27,50 +27,34 @@ use super::worker::LockedNames;
 use crate::clock::Moment;
 use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::Page;
-use crate::engine::sql::jobs::{Job, Receiver, Sender};
+use crate::engine::sql::failure::{Failure, Kind};
+use crate::engine::sql::jobs::{Job, Receiver, Sender, StartState};
 use crate::event_loop::{Task, unless_it_panics};
 use crate::model::{Claim, Key, OwnerToken};
 
-/// The owners of attempts in the queue of the transactions, or in one. Their releases have to follow them.
+/// The attempts in the queue of the transactions, or in one, by owner. The releases of an owner have to follow them.
 #[derive(Default)]
-pub(super) struct ForwardedOwners(Mutex<HashMap<OwnerToken, usize>>);
-
-/// Attempts of the transactions. Dropping it removes their owners.
-struct ForwardedGuard {
-    forwarded: Arc<ForwardedOwners>,
-    owners: Vec<OwnerToken>,
-}
-
-impl Drop for ForwardedGuard {
-    fn drop(&mut self) {
-        let mut attempts = self.forwarded.0.lock();
-        for owner in &self.owners {
-            if let Some(count) = attempts.get_mut(owner) {
-                *count -= 1;
-                if *count == 0 {
-                    attempts.remove(owner);
-                }
-            }
-        }
-    }
-}
+pub(super) struct ForwardedOwners(Mutex<HashMap<OwnerToken, Weak<StartState>>>);
 
 impl ForwardedOwners {
-    fn add(self: &Arc<Self>, claims: &[Arc<Claim>]) -> ForwardedGuard {
-        let owners: Vec<OwnerToken> = claims.iter().map(|claim| claim.owner.clone()).collect();
+    fn add(&self, claims: &[Arc<Claim>], attempt: &Arc<StartState>) {
         let mut attempts = self.0.lock();
-        for owner in &owners {
-            *attempts.entry(owner.clone()).or_default() += 1;
+        if attempts.len() + claims.len() > attempts.capacity() {
+            attempts.retain(|_, attempt| attempt.strong_count() > 0);
+            let most = attempts.len() + claims.len();
+            attempts.reserve(most);
         }
-        drop(attempts);
-        ForwardedGuard {
-            forwarded: self.clone(),
-            owners,
-        }
+        // Of several attempts of an owner the last one is executed last.
+        attempts.extend(
+            claims
+                .iter()
+                .map(|claim| (claim.owner.clone(), Arc::downgrade(attempt))),
+        );
     }
 
     fn has(&self, owner: &OwnerToken) -> bool {
-        self.0.lock().contains_key(owner)
+        let attempts = self.0.lock();
+        attempts.get(owner).is_some_and(|attempt| attempt.strong_count() > 0)
     }
 }
 
@@ -83,7 +67,7 @@ pub(super) struct Shared {
     pub transactions: Sender,
     pub names: mpsc::UnboundedSender<CheckedNames>,
     pub locked: Arc<LockedNames>,
-    pub forwarded: Arc<ForwardedOwners>,
+    pub forwarded: ForwardedOwners,
     pub queued: QueuedNames,
     pub timers: Timers,
 }
@@ -188,19 +172,17 @@ async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, m
                     }
                     continue;
                 }
-                let mut sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
+                let sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
                 if !(sorted.releases.is_empty() && sorted.renewals.is_empty()) {
-                    let (releases, renewals) = (std::mem::take(&mut sorted.releases), std::mem::take(&mut sorted.renewals));
-                    changes = started(shared.change(releases, renewals));
+                    changes = started(shared.change(sorted.releases, sorted.renewals));
                 }
                 if !sorted.attempts.is_empty() {
-                    let (first, repeated) = (std::mem::take(&mut sorted.attempts), std::mem::take(&mut sorted.repeated));
-                    owners.extend(first.iter().chain(&repeated).filter_map(owner));
+                    owners.extend(sorted.attempts.iter().chain(&sorted.repeated).filter_map(owner));
                     started_at = Instant::now();
-                    attempts = started(shared.attempt(first, repeated));
+                    attempts = started(shared.attempt(sorted.attempts, sorted.repeated));
                 }
                 if !sorted.reads.is_empty() {
-                    reads = started(shared.read(std::mem::take(&mut sorted.reads)));
+                    reads = started(shared.read(sorted.reads));
                 }
                 shared.timers.start();
             }
@@ -288,9 +270,10 @@ impl Shared {
         self.waiters.known.is_waited_for(&claim.keys()[0])
     }
 
-    /// Whether another program has locked the row of the name: the other calls of a statement would wait for it.
+    /// Whether another program may have locked the row of the name: the other calls of a statement would wait for it.
     fn is_locked(&self, claim: &Claim) -> bool {
-        !self.locked.is_empty() && self.locked.contains(&self.prefix.stored(&claim.keys()[0]))
+        let name = std::iter::once_with(|| self.prefix.stored(&claim.keys()[0]));
+        self.locked.has_one_of(name)
     }
 
     /// Whether the name of a release is likely to have a queue.
@@ -304,7 +287,7 @@ impl Shared {
     /// Sends a job to the transactions.
     fn forward(&self, job: Job) {
         if let Job::Acquire(claims, start_state, _) = &job {
-            start_state.attach(self.forwarded.add(claims));
+            self.forwarded.add(claims, start_state);
         }
         self.transactions.send(job);
     }
@@ -374,10 +357,12 @@ impl Shared {
 
     /// Answers the jobs of a statement. Those without an answer go to the transactions.
     fn finish(&self, jobs: Vec<Job>, outcome: &Outcome<()>) {
-        // A transaction reads committed rows, leaves out jobs with a locked row, and executes each job on its own if one is the cause.
-        let is_final = outcome
-            .as_ref()
-            .is_err_and(|failure| !failure.kind().is_left_to_transactions());
+        // A transaction reads committed rows, and is divided if a locked row or one of the jobs is the cause.
+        let kind = outcome.as_ref().err().map(Failure::kind);
+        let is_final = kind.is_some_and(|kind| !kind.is_left_to_transactions());
+        if kind == Some(Kind::Locked) {
+            self.locked.record_wait();
+        }
         for job in jobs {
             if job.is_answered() || is_final {
                 job.answer(outcome.as_ref().err());

@@ -21,7 +21,8 @@ pub(in crate::engine::sql) struct Plan {
     /// Each name, and whether its row is created.
     pub names: BTreeMap<StoredName, bool>,
     pub owners: Vec<String>,
-    /// Whether the transaction waits only briefly for a lock: 10 ms on PostgreSQL, 0 ms on MariaDB, 1 s on MySQL, its minimum.
+    /// Whether the transaction waits only briefly for a lock: 10 ms on PostgreSQL, not at all on MariaDB. MySQL does not wait for a row that is
+    /// already locked, otherwise 1 s, its minimum.
     pub is_brief: bool,
     /// Whether each job is a part of it.
     includes: Vec<bool>,
@@ -32,32 +33,10 @@ pub(in crate::engine::sql) struct Plan {
 }
 
 /// Names that need a transaction without a call.
-pub(super) enum CheckedNames {
-    /// Free names, which are handed off.
-    Free(Vec<StoredName>),
-    /// Names with positions that expired more than a minute ago.
-    WithExpiredPositions(Vec<StoredName>),
-}
-
-impl CheckedNames {
-    /// Returns the names that are not locked.
-    pub(super) fn without(&self, is_locked: impl Fn(&StoredName) -> bool) -> Self {
-        let left = |all: &[StoredName]| all.iter().filter(|name| !is_locked(name)).cloned().collect();
-        match self {
-            CheckedNames::Free(all) => CheckedNames::Free(left(all)),
-            CheckedNames::WithExpiredPositions(all) => CheckedNames::WithExpiredPositions(left(all)),
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        let (CheckedNames::Free(names) | CheckedNames::WithExpiredPositions(names)) = self;
-        names.is_empty()
-    }
-
-    pub(super) fn into_names(self) -> Vec<StoredName> {
-        let (CheckedNames::Free(names) | CheckedNames::WithExpiredPositions(names)) = self;
-        names
-    }
+pub(super) struct CheckedNames {
+    pub names: Vec<StoredName>,
+    /// `true`: the names are free, and are handed off. `false`: they have positions that expired more than a minute ago, which are removed.
+    pub are_free: bool,
 }
 
 /// The prefix of the names of a store.
@@ -79,6 +58,11 @@ impl Prefix {
     fn all(&self, claim: &Claim) -> Vec<StoredName> {
         claim.keys().iter().map(|key| self.stored(key)).collect()
     }
+
+    /// Returns the names that a job may change.
+    pub(super) fn names(&self, job: &Job) -> impl Iterator<Item = StoredName> {
+        job.keys().into_iter().map(|key| self.stored(key))
+    }
 }
 
 impl Plan {
@@ -89,11 +73,8 @@ impl Plan {
             let is_part = job.start() && plan.add(job, prefix);
             plan.includes.push(is_part);
         }
-        if let Some(checked) = checked {
-            let (names, list) = match checked {
-                CheckedNames::Free(names) => (names, &mut plan.free),
-                CheckedNames::WithExpiredPositions(names) => (names, &mut plan.recounted),
-            };
+        if let Some(CheckedNames { names, are_free }) = checked {
+            let list = if *are_free { &mut plan.free } else { &mut plan.recounted };
             // The row of a name with waiters may have been deleted by hand.
             plan.names.extend(names.iter().map(|name| (name.clone(), true)));
             list.extend_from_slice(names);

@@ -140,12 +140,14 @@ impl Shared {
             // The others received a name by a hand-off, and its message was lost.
             known.wake_where(|name, owner| all.contains(name) && !kept.contains(owner));
         }
-        match free.is_empty() {
-            true => Ok(()),
-            false => {
-                let _ = self.names.send(CheckedNames::Free(free));
-                Ok(())
-            }
+        self.send_checked(free, true);
+        Ok(())
+    }
+
+    /// Sends names to the transactions.
+    fn send_checked(&self, names: Vec<StoredName>, are_free: bool) {
+        if !names.is_empty() {
+            let _ = self.names.send(CheckedNames { names, are_free });
         }
     }
 
@@ -179,9 +181,7 @@ impl Shared {
         let outcome = connection.within_limit(session.sweep(&after)).await;
         let Swept { last, with_expired } = checkout.settle(outcome)?;
         drop(checkout);
-        if !with_expired.is_empty() {
-            let _ = self.names.send(CheckedNames::WithExpiredPositions(with_expired));
-        }
+        self.send_checked(with_expired, false);
         let is_complete = last.is_none();
         *self.timers.swept_to.lock() = last.unwrap_or_default();
         Ok(is_complete)

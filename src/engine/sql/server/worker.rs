@@ -1,35 +1,32 @@
-//! The task of the transactions.
+//! The task that executes calls as transactions (`transaction.rs`), several in one. `sql/jobs.rs` has their order.
 //!
-//! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
-//! same time share a transaction. `sql/jobs.rs` has their order.
-//!
-//! A transaction that finds a locked row ends after [`LOCK_WAIT`](super::LOCK_WAIT). The jobs with locked rows then wait until these are
-//! unlocked, which is read every [`RETRY`], within the store timeout. The others are executed again without them. Some locks cannot be
-//! read: those of rows that are not committed, and of gaps between rows. Jobs that may have found one are executed alone: each in a
-//! transaction of its own, in which an attempt waits only briefly for a lock, until [`RETRY`] has passed. The remaining ones are executed
-//! with the next retry.
+//! The first transaction that finds a locked row waits for [`LOCK_WAIT`](super::LOCK_WAIT), unless a single statement has just waited for
+//! it. Its calls are then divided: into attempts and others, then into halves, with transactions that wait only briefly for a lock. The
+//! others go first. A call that still finds a lock when it is alone fails with a retryable error, and the service repeats it. Until a call
+//! for its name succeeds, later calls for the name do not share a transaction with the others, so that these do not wait for the same lock
+//! again.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::pool::Pool;
 use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
-use super::{BRIEF_LOCK_WAIT, Outcome};
+use super::{LOCK_WAIT, Outcome};
 use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::jobs::{Job, Receiver};
 use crate::event_loop::unless_it_panics;
-use crate::model::Key;
 
-/// How often the task reads which rows are still locked.
-const RETRY: Duration = Duration::from_millis(100);
+/// How long the parts of a batch wait for locks together. Once a locked row is found, the remaining calls fail after this time.
+const BRIEF_WAITS: Duration = Duration::from_millis(300);
 
 /// The connections, and what the calls need.
 pub(super) struct Worker {
@@ -37,105 +34,72 @@ pub(super) struct Worker {
     pub prefix: Prefix,
     pub waiters: Arc<Waiters>,
     pub names: mpsc::UnboundedReceiver<CheckedNames>,
-    /// Jobs that wait for a locked row, and later jobs that must follow one of them, in the order of their arrival.
-    pub waiting: VecDeque<WaitingJob>,
     pub locked: Arc<LockedNames>,
-    /// The last failure because of a locked row.
-    pub failure: Option<Failure>,
 }
 
-/// The names whose rows another transaction had locked at the last reading. Single statements leave attempts for these names to the
-/// transactions.
+/// The names whose rows another transaction may have locked. Single statements leave attempts for these names to the transactions.
 #[derive(Default)]
-pub(super) struct LockedNames(Mutex<HashSet<StoredName>>);
+pub(super) struct LockedNames {
+    names: Mutex<HashSet<StoredName>>,
+    /// When a statement of several calls last found a locked row.
+    found_at: Mutex<Option<Instant>>,
+}
 
 impl LockedNames {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+    /// Maximum number of names. A full set is cleared: names without further calls would stay.
+    const MOST: usize = 1024;
+
+    pub(super) fn has_one_of(&self, mut names: impl Iterator<Item = StoredName>) -> bool {
+        let locked = self.names.lock();
+        !locked.is_empty() && names.any(|name| locked.contains(&name))
     }
 
-    pub(super) fn contains(&self, name: &StoredName) -> bool {
-        self.0.lock().contains(name)
+    /// Records that a statement has waited for a locked row. The calls that it leaves to the transactions have waited long enough.
+    pub(super) fn record_wait(&self) {
+        *self.found_at.lock() = Some(Instant::now());
     }
 
-    fn all(&self) -> Vec<StoredName> {
-        self.0.lock().iter().cloned().collect()
+    fn has_just_waited(&self) -> bool {
+        self.found_at.lock().is_some_and(|at| at.elapsed() < LOCK_WAIT)
     }
 
-    fn add(&self, names: Vec<StoredName>) {
-        self.0.lock().extend(names);
+    fn add(&self, names: impl Iterator<Item = StoredName>) {
+        let mut locked = self.names.lock();
+        if locked.len() >= Self::MOST {
+            locked.clear();
+        }
+        locked.extend(names);
     }
 
-    fn replace(&self, names: Vec<StoredName>) {
-        *self.0.lock() = names.into_iter().collect();
-    }
-}
-
-/// A job, and since when it has been executed or waited.
-pub(super) struct WaitingJob {
-    job: Job,
-    since: Instant,
-    /// Whether it is executed alone: it may have found a lock that cannot be read.
-    is_alone: bool,
-}
-
-impl WaitingJob {
-    fn new(job: Job, since: Instant) -> Self {
-        WaitingJob {
-            job,
-            since,
-            is_alone: false,
+    fn remove(&self, names: impl Iterator<Item = StoredName>) {
+        let mut locked = self.names.lock();
+        if !locked.is_empty() {
+            names.for_each(|name| _ = locked.remove(&name));
         }
     }
-
-    fn is_attempt(&self) -> bool {
-        matches!(self.job, Job::Acquire(..))
-    }
 }
 
-/// What the task executes next.
-enum Work {
-    Names(CheckedNames),
-    /// The next batch.
-    Jobs,
-    /// There are no more jobs.
-    End,
-}
-
-async fn next(names: &mut mpsc::UnboundedReceiver<CheckedNames>, jobs: &mut Receiver, batch: &mut Vec<Job>) -> Work {
-    tokio::select! {
-        Some(names) = names.recv() => Work::Names(names),
-        is_batch = jobs.next(batch) => if is_batch { Work::Jobs } else { Work::End },
+/// Divides the jobs of a transaction that failed: into attempts and others, or into halves. The first part is executed last.
+fn divided(mut batch: Vec<Job>) -> [Vec<Job>; 2] {
+    let mut last: Vec<Job> = batch.extract_if(.., |job| job.is_attempt()).collect();
+    if batch.is_empty() {
+        batch = last.drain(..last.len() / 2).collect();
+    } else if last.is_empty() {
+        last = batch.split_off(batch.len() / 2);
     }
+    [last, batch]
 }
 
 impl Worker {
-    /// Executes jobs until the last sender is gone, then closes the connection.
+    /// Executes jobs until the last sender is gone.
     pub(super) async fn run(mut self, mut jobs: Receiver) {
-        let mut batch = Vec::new();
-        let mut is_closed = false;
-        let mut retry_at = Instant::now();
-        while !is_closed || !self.waiting.is_empty() {
-            let finds_locked = !self.waiting.is_empty() || !self.locked.is_empty();
-            let work = tokio::select! {
-                biased;
-                () = sleep_until(retry_at), if finds_locked => None,
-                work = next(&mut self.names, &mut jobs, &mut batch), if !is_closed => Some(work),
-            };
-            let step = async {
-                match work {
-                    None => {
-                        let has_more = self.retry().await;
-                        retry_at = Instant::now() + if has_more { Duration::from_millis(1) } else { RETRY };
-                    }
-                    Some(Work::Names(names)) => self.hand_off(names).await,
-                    Some(Work::Jobs) => {
-                        let since = Instant::now();
-                        let jobs = batch.drain(..).map(|job| WaitingJob::new(job, since));
-                        let ready = self.park_blocked(jobs.collect());
-                        self.execute(ready).await;
-                    }
-                    Some(Work::End) => is_closed = true,
+        let (mut batch, mut is_open) = (Vec::new(), true);
+        while is_open {
+            let step = tokio::select! {
+                Some(names) = self.names.recv() => self.change_checked(names).boxed(),
+                is_batch = jobs.next(&mut batch) => {
+                    is_open = is_batch;
+                    self.execute(std::mem::take(&mut batch)).boxed()
                 }
             };
             // A panic closes the connection in use.
@@ -143,201 +107,108 @@ impl Worker {
         }
     }
 
-    /// Executes jobs. Those with a locked row wait.
-    async fn execute(&mut self, batch: Vec<WaitingJob>) {
-        // While an attempt waits for a lock that cannot be read, the others may find the same lock.
-        let has_alone = self.waiting.iter().chain(&batch).any(|job| job.is_alone);
-        let (alone, together) = batch
-            .into_iter()
-            .partition(|job| job.is_alone || has_alone && job.is_attempt());
-        let unclear = self.execute_together(together).await;
-        self.execute_alone(unclear).await;
-        self.execute_alone(alone).await;
-    }
-
-    /// Executes jobs in one transaction. Returns the jobs to execute alone after a failure.
-    async fn execute_together(&mut self, mut batch: Vec<WaitingJob>) -> Vec<WaitingJob> {
-        loop {
-            let (mut jobs, since): (Vec<Job>, Vec<Instant>) = batch.into_iter().map(|job| (job.job, job.since)).unzip();
-            if jobs.is_empty() {
-                return Vec::new();
+    /// Executes jobs in one transaction, and separately those whose rows may be locked. Divides the jobs of a transaction that fails.
+    async fn execute(&self, batch: Vec<Job>) {
+        let may_be_locked = |job: &Job| self.locked.has_one_of(self.prefix.names(job));
+        let (mut separate, together): (Vec<Job>, Vec<Job>) = batch.into_iter().partition(may_be_locked);
+        // From a random job on: otherwise the last ones would never be tried while many rows are locked.
+        let first = fastrand::usize(..=separate.len());
+        separate.rotate_left(first);
+        let (attempts, others): (Vec<Job>, Vec<Job>) = separate.into_iter().partition(Job::is_attempt);
+        // Each part, and whether it waits only briefly. The last one of a list is the next one.
+        let (mut attempts, mut others) = (
+            vec![(true, attempts)],
+            vec![(true, others), (self.locked.has_just_waited(), together)],
+        );
+        let (mut has_waited, mut waited, mut failure, locked_here) =
+            (false, Duration::ZERO, None, LockedNames::default());
+        while let Some((is_always_brief, mut part)) = others.pop().or_else(|| attempts.pop()) {
+            part.retain(|job| !job.is_cancelled());
+            if let Some(failure) = &failure {
+                let fails = |job: &mut Job| waited >= BRIEF_WAITS || locked_here.has_one_of(self.prefix.names(job));
+                part.extract_if(.., fails).for_each(|job| job.answer(Some(failure)));
             }
-            let outcome = self.transact_twice(&mut jobs, None, false).await;
-            let (kind, count) = (outcome.as_ref().err().map(Failure::kind), jobs.len());
-            batch = std::iter::zip(jobs, since)
-                .map(|(job, since)| WaitingJob::new(job, since))
-                .collect();
-            match kind {
-                Some(Kind::Locked | Kind::Cancelled) => {
-                    self.failure = outcome.err();
-                    match self.read_locked(&batch, Vec::new()).await {
-                        Ok(locked) => self.locked.add(locked),
-                        Err(failure) => {
-                            batch.into_iter().for_each(|job| job.job.answer(Some(&failure)));
-                            return Vec::new();
-                        }
-                    }
-                    batch = self.park_blocked(batch);
-                    if batch.len() == count {
-                        // Another transaction has inserted a row or locked a gap between rows, which cannot be read. Or the server cancelled a slow
-                        // statement.
-                        return batch;
-                    }
-                }
-                // One job may be the cause: execute each on its own, so that the others do not fail with it.
-                Some(Kind::Permanent) if count > 1 => return batch,
-                _ => {
-                    batch.into_iter().for_each(|job| job.job.answer(outcome.as_ref().err()));
-                    return Vec::new();
-                }
+            let (began, is_brief) = (Instant::now(), has_waited || is_always_brief);
+            let outcome = self.transact_twice(&mut part, None, is_brief).await;
+            let kind = outcome.as_ref().err().map(Failure::kind);
+            if let Some(Kind::Locked | Kind::Cancelled) = kind {
+                waited += if is_brief { began.elapsed() } else { Duration::ZERO };
+                has_waited = true;
             }
-        }
-    }
-
-    /// Executes each job in its own transaction, attempts last. If one finds a lock, those that are left after [`RETRY`] are executed with the
-    /// next retry.
-    async fn execute_alone(&mut self, batch: Vec<WaitingJob>) {
-        let (attempts, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(WaitingJob::is_attempt);
-        let (began, mut has_found_lock, mut later) = (Instant::now(), false, Vec::new());
-        for job in others.into_iter().chain(attempts) {
-            for mut job in self.park_blocked(vec![job]) {
-                if has_found_lock && began.elapsed() >= RETRY {
-                    later.push(job);
-                    continue;
+            if let Some(Kind::Locked | Kind::Cancelled | Kind::Permanent) = kind
+                && part.len() > 1
+            {
+                for half in divided(part) {
+                    let list = if half[0].is_attempt() {
+                        &mut attempts
+                    } else {
+                        &mut others
+                    };
+                    list.push((is_always_brief, half));
                 }
-                let outcome = self.transact_alone(&mut job).await;
-                match &outcome {
-                    Err(failure) if failure.kind() == Kind::Locked => {
-                        has_found_lock = true;
-                        self.failure = outcome.err();
-                        job.is_alone = true;
-                        self.waiting.push_back(job);
-                    }
-                    _ => job.job.answer(outcome.as_ref().err()),
-                }
-            }
-        }
-        later.into_iter().rev().for_each(|job| self.waiting.push_front(job));
-    }
-
-    /// Executes the jobs whose rows are no longer locked, as many as a transaction has. Answers those that have waited for too long.
-    /// `true`: there are more.
-    async fn retry(&mut self) -> bool {
-        if self.waiting.is_empty() {
-            self.locked.replace(Vec::new());
-            return false;
-        }
-        let waiting = Vec::from(std::mem::take(&mut self.waiting));
-        let store_timeout = self.pool.connections().store_timeout;
-        let read = self.read_locked(&waiting, self.locked.all()).await;
-        let read = read.map(|locked| self.locked.replace(locked));
-        let (mut ready, mut claims, most) = (Vec::new(), 0, self.waiters.server.transaction_limit().claims);
-        for job in waiting {
-            if job.job.is_cancelled() {
                 continue;
             }
-            if job.since.elapsed() >= store_timeout {
-                let failure = read.as_ref().err().cloned().unwrap_or_else(|| self.locked_row());
-                job.job.answer(Some(&failure));
-            } else if read.is_err() || claims >= most {
-                self.waiting.push_back(job);
-            } else {
-                let free = self.park_blocked(vec![job]);
-                claims += free.iter().map(|job| job.job.claims()).sum::<usize>();
-                ready.extend(free);
+            let names = || part.iter().flat_map(|job| self.prefix.names(job));
+            match kind {
+                None => self.locked.remove(names()),
+                Some(Kind::Locked) => {
+                    let has_one_name = names().collect::<HashSet<_>>().len() == 1;
+                    if has_one_name {
+                        locked_here.add(names());
+                    }
+                    if has_one_name || !part[0].is_divisible() {
+                        self.locked.add(names());
+                    }
+                    failure = outcome.as_ref().err().cloned();
+                }
+                Some(kind) if kind.is_left_to_transactions() => {}
+                // The connection is broken, or the server refuses statements.
+                Some(_) => (waited, failure) = (BRIEF_WAITS, outcome.as_ref().err().cloned()),
             }
-        }
-        self.execute(ready).await;
-        claims >= most
-    }
-
-    /// Hands names off. The next check finds the names again that have a locked row.
-    async fn hand_off(&mut self, names: CheckedNames) {
-        for _ in 0..2 {
-            let names = names.without(|name| self.locked.contains(name));
-            if names.is_empty() {
-                return;
-            }
-            let Err(failure) = self.transact_twice(&mut [], Some(&names), false).await else {
-                return;
-            };
-            tracing::debug!(%failure, "names could not be handed off");
-            if failure.kind() != Kind::Locked {
-                return;
-            }
-            self.failure = Some(failure);
-            match self.read_locked(&[], names.into_names()).await {
-                Ok(locked) => self.locked.add(locked),
-                Err(_) => return,
-            }
+            part.into_iter().for_each(|job| job.answer(outcome.as_ref().err()));
         }
     }
 
-    /// Returns the names of the jobs, and the other names, whose row another transaction has locked.
-    async fn read_locked(&mut self, jobs: &[WaitingJob], others: Vec<StoredName>) -> Outcome<Vec<StoredName>> {
-        let of_jobs = jobs.iter().flat_map(|job| job.job.keys());
-        let mut names: Vec<StoredName> = of_jobs.map(|key| self.prefix.stored(key)).chain(others).collect();
-        names.sort_unstable();
-        names.dedup();
-        let mut checkout = self.pool.checkout().await?;
-        let session = checkout.session()?;
-        let connection = session.connection().clone();
-        let locked = connection.within_limit(session.locked_names(&names)).await;
-        checkout.settle(locked)
-    }
-
-    /// Returns the jobs that can be executed. Parks those with a locked row, and those that must follow a parked job. A divisible one fails
-    /// instead: its caller divides it.
-    fn park_blocked(&mut self, jobs: Vec<WaitingJob>) -> Vec<WaitingJob> {
-        let mut ready = Vec::new();
-        for mut job in jobs {
-            let is_locked = |key: &Key| self.locked.contains(&self.prefix.stored(key));
-            let has_locked = job.job.keys().into_iter().any(is_locked);
-            if !has_locked && !self.waiting.iter().any(|earlier| job.job.must_follow(&earlier.job)) {
-                ready.push(job);
-            } else if has_locked && job.job.is_divisible(is_locked) {
-                job.job.answer(Some(&self.locked_row()));
-            } else {
-                // Its lock can be read.
-                job.is_alone &= !has_locked;
-                self.waiting.push_back(job);
+    /// Changes checked names in one transaction, and divides them if one of them is locked, within [`BRIEF_WAITS`]. The next check finds the
+    /// names again that were not changed.
+    async fn change_checked(&self, CheckedNames { names, are_free }: CheckedNames) {
+        let is_locked = |name: &StoredName| self.locked.has_one_of(std::iter::once(name.clone()));
+        let (separate, together): (Vec<StoredName>, Vec<StoredName>) = names.into_iter().partition(is_locked);
+        let (mut parts, mut waited) = (vec![(true, separate), (false, together)], Duration::ZERO);
+        while let Some((is_brief, mut names)) = parts.pop()
+            && waited < BRIEF_WAITS
+        {
+            let (began, checked) = (Instant::now(), CheckedNames { names, are_free });
+            let outcome = self.transact_twice(&mut [], Some(&checked), is_brief).await;
+            names = checked.names;
+            match outcome {
+                Ok(()) => self.locked.remove(names.into_iter()),
+                Err(failure) if failure.kind() == Kind::Locked => {
+                    waited += if is_brief { began.elapsed() } else { Duration::ZERO };
+                    if names.len() == 1 {
+                        self.locked.add(names.into_iter());
+                    } else {
+                        let second = names.split_off(names.len() / 2);
+                        parts.extend([(true, second), (true, names)]);
+                    }
+                }
+                Err(failure) => return tracing::debug!(%failure, "checked names were not changed"),
             }
-        }
-        ready
-    }
-
-    /// Returns the failure of a job with a locked row.
-    fn locked_row(&self) -> Failure {
-        let message = "a row is locked by another transaction";
-        let locked = || Failure::new(&self.pool.connections().place, Kind::Locked, message.to_owned());
-        self.failure.clone().unwrap_or_else(locked)
-    }
-
-    /// Executes a job in its own transaction. An attempt waits for a lock only briefly, but is repeated for
-    /// [`BRIEF_LOCK_WAIT`]: other services lock the row for milliseconds.
-    async fn transact_alone(&mut self, job: &mut WaitingJob) -> Outcome<()> {
-        let (began, is_brief) = (Instant::now(), job.is_attempt());
-        loop {
-            let outcome = self
-                .transact_twice(std::slice::from_mut(&mut job.job), None, is_brief)
-                .await;
-            let is_locked = outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked);
-            if !is_locked || began.elapsed() >= BRIEF_LOCK_WAIT {
-                return outcome;
-            }
-            tokio::time::sleep(BRIEF_LOCK_WAIT / 5).await;
         }
     }
 
     /// Executes jobs as one transaction, and once more after a conflict. `is_brief`: it waits for a lock only briefly.
-    async fn transact_twice(&mut self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
+    async fn transact_twice(&self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
         match self.transact(batch, names, is_brief).await {
             Err(failure) if failure.kind() == Kind::Conflict => self.transact(batch, names, is_brief).await,
             outcome => outcome,
         }
     }
 
-    async fn transact(&mut self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
+    async fn transact(&self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
+        if batch.is_empty() && names.is_none_or(|checked| checked.names.is_empty()) {
+            return Ok(());
+        }
         let mut checkout = self.pool.checkout().await?;
         let mut plan = Plan::new(batch, names, &self.prefix);
         plan.is_brief = is_brief;

@@ -15,7 +15,7 @@ const ERRORS: &[Row<Kind>] = rows! {
     // READONLY_DBMOVED.
     "1032" => Kind::Broken;
     // BUSY, LOCKED, and PROTOCOL: a connection failed too many times in a row to lock the write-ahead log.
-    "5 6 15" => Kind::Locked, ": other processes had it for the whole store timeout; find one that stopped inside a transaction";
+    "5 6 15" => Kind::Busy, ": other processes had it for the whole store timeout; find one that stopped inside a transaction";
     // FULL, NOMEM, and IOERR: also where a full disk, or a limit of the system, has no room for an index of the log or for a lock.
     "13 7 10" => Kind::Refused;
     // READONLY.
@@ -77,7 +77,7 @@ mod tests {
     fn only_transient_errors_are_retryable() {
         // BUSY, LOCKED, PROTOCOL, BUSY_RECOVERY, BUSY_SNAPSHOT, LOCKED_SHAREDCACHE.
         for code in ["5", "6", "15", "261", "517", "262"] {
-            assert_eq!(kind_of(Some(code)), Kind::Locked, "{code}");
+            assert_eq!(kind_of(Some(code)), Kind::Busy, "{code}");
         }
         assert_eq!(kind_of(Some("1032")), Kind::Broken);
         // FULL, NOMEM, IOERR, IOERR_WRITE, IOERR_NOMEM, IOERR_SHMSIZE.

@@ -123,7 +123,7 @@ impl File {
     pub(super) async fn recover(&mut self, failure: &Failure) {
         match (failure.kind(), &mut self.open) {
             // It fails when there is no transaction, which is harmless.
-            (Kind::Locked, Some(open)) => drop(open.connection.execute("ROLLBACK").await),
+            (Kind::Busy, Some(open)) => drop(open.connection.execute("ROLLBACK").await),
             _ => self.close().await,
         }
     }
@@ -156,7 +156,7 @@ impl File {
         loop {
             match self.try_open().await {
                 // The change to the write-ahead log needs exclusive access, and SQLite does not wait for that.
-                Err(failure) if matches!(failure.kind(), Kind::Locked | Kind::Broken) && !deadline.is_past() => {
+                Err(failure) if matches!(failure.kind(), Kind::Busy | Kind::Broken) && !deadline.is_past() => {
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(2..25))).await;
                 }
                 outcome => return outcome,

@@ -3,6 +3,7 @@
 mod calls;
 mod connections;
 mod distant;
+mod locked;
 mod proxy;
 mod queue;
 mod rows;
@@ -14,6 +15,7 @@ use std::time::Duration;
 pub(in crate::engine::sql) use self::calls::*;
 pub(in crate::engine::sql) use self::connections::*;
 pub(in crate::engine::sql) use self::distant::*;
+pub(in crate::engine::sql) use self::locked::*;
 pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
@@ -38,6 +40,9 @@ macro_rules! server_tests {
             silent_connections_delay_no_new_one, a_connection_with_a_late_answer_is_used_while_new_ones_hang, a_call_that_gets_no_connection_is_told_which_there_are,
             // distant.rs
             callers_with_a_short_timeout_do_not_fail_the_calls_of_others, a_statement_to_a_distant_server_takes_all_calls,
+            // locked.rs
+            a_locked_row_costs_the_calls_beside_it_few_packets, names_beside_a_locked_one_are_not_recorded_as_locked,
+            a_renewal_goes_before_attempts_that_find_locked_rows, waiters_of_a_locked_name_keep_their_order,
             // queue.rs
             a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
             a_waiter_behind_a_dead_process_is_served_when_its_hand_off_ends, an_attempt_at_the_end_of_a_lease_does_not_pass_the_queue,
