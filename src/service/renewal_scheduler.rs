@@ -7,6 +7,7 @@
 //! renewal. Leases with different timeouts share no call, and a batch that waits for a silent store does not delay later ones.
 
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -36,10 +37,11 @@ fn slot(at: Moment, lease: &Lease) -> Slot {
     (at, std::ptr::from_ref(lease).addr())
 }
 
-/// The held leases, by the time of their next event.
+/// The held leases, by the time of their next event. Each with the moment at which its renewal window opens, or its deadline
+/// if it is not renewed.
 #[derive(Debug, Default)]
 pub(super) struct RenewalScheduler {
-    schedule: Mutex<BTreeMap<Slot, Arc<Lease>>>,
+    schedule: Mutex<BTreeMap<Slot, (Moment, Arc<Lease>)>>,
     /// Notified when an event is due before the task wakes up.
     rescheduled: Notify,
     /// When the task wakes up, in nanoseconds of the local clock.
@@ -50,14 +52,13 @@ impl RenewalScheduler {
     /// Inserts a lease by its next event, or moves it there. Removes a lease that has ended.
     pub(super) fn schedule(&self, lease: &Arc<Lease>) {
         let mut schedule = self.schedule.lock();
-        if let Some(before) = lease.slot() {
+        let (before, next) = lease.reschedule();
+        if let Some(before) = before {
             schedule.remove(&slot(before, lease));
         }
-        let next = lease.next_event();
-        lease.set_slot(next);
-        if let Some(at) = next {
-            schedule.insert(slot(at, lease), lease.clone());
-            if at.to_nanos() < self.wakes_at.load(Relaxed) {
+        if let Some(next) = next {
+            schedule.insert(slot(next.due, lease), (next.opens, lease.clone()));
+            if next.due.to_nanos() < self.wakes_at.load(Relaxed) {
                 self.rescheduled.notify_one();
             }
         }
@@ -66,42 +67,33 @@ impl RenewalScheduler {
     /// Removes a lease that has ended.
     pub(super) fn remove(&self, lease: &Lease) {
         let mut schedule = self.schedule.lock();
-        if let Some(at) = lease.slot() {
+        if let Some(at) = lease.take_slot() {
             schedule.remove(&slot(at, lease));
-            lease.set_slot(None);
         }
     }
 
     /// Returns every held lease.
     pub(super) fn held(&self) -> Vec<Arc<Lease>> {
-        self.schedule.lock().values().cloned().collect()
+        let schedule = self.schedule.lock();
+        schedule.values().map(|(_, lease)| lease.clone()).collect()
     }
 
     /// Whether any held lease satisfies a condition.
     pub(super) fn any_held(&self, condition: impl Fn(&Lease) -> bool) -> bool {
-        self.schedule.lock().values().any(|lease| condition(lease))
+        self.schedule.lock().values().any(|(_, lease)| condition(lease))
     }
 
-    /// Returns the leases with an event that is due. If one of them is renewed, adds those that may be renewed with it.
-    fn take_due(&self) -> Vec<Arc<Lease>> {
-        let now = Moment::now();
-        let mut schedule = self.schedule.lock();
-        let later = schedule.split_off(&(now, usize::MAX));
-        let mut due: Vec<Arc<Lease>> = std::mem::replace(&mut *schedule, later).into_values().collect();
-        if due.iter().any(|lease| lease.may_be_renewed(now)) {
+    /// Returns the leases with an event that is due. If there are any, adds those that may be renewed with them.
+    fn due(&self, now: Moment) -> Vec<Arc<Lease>> {
+        let schedule = self.schedule.lock();
+        let end = (now, usize::MAX);
+        let mut due: Vec<Arc<Lease>> = schedule.range(..=end).map(|(_, (_, lease))| lease.clone()).collect();
+        if !due.is_empty() {
             // The leases are sorted by due time. Renewal windows overlap, so that some of the next ones are not open yet.
-            let next = schedule.iter().take(2 * BATCH);
-            let open = next
-                .filter(|(_, lease)| lease.may_be_renewed(now))
-                .map(|(slot, _)| *slot);
-            let added: Vec<Slot> = open.take(BATCH.saturating_sub(due.len())).collect();
-            due.extend(added.iter().filter_map(|slot| schedule.remove(slot)));
-        }
-        // They stay in the schedule, under another key, so that a close finds them.
-        let last = Moment::from_nanos(u64::MAX);
-        for lease in &due {
-            lease.set_slot(Some(last));
-            schedule.insert(slot(last, lease), lease.clone());
+            let next = schedule.range((Excluded(end), Unbounded)).take(2 * BATCH);
+            let open = next.filter(|(_, (opens, _))| *opens <= now);
+            let room = BATCH.saturating_sub(due.len());
+            due.extend(open.take(room).map(|(_, (_, lease))| lease.clone()));
         }
         due
     }
@@ -110,14 +102,18 @@ impl RenewalScheduler {
     /// one timeout.
     pub(super) fn due_batches(shared: &Arc<Shared>) -> Vec<(Duration, Vec<Arc<Lease>>)> {
         let mut batches: Vec<(Duration, Vec<Arc<Lease>>)> = Vec::new();
-        for lease in shared.scheduler.take_due() {
-            let timeout = lease.renewal_due(shared);
+        let now = Moment::now();
+        for lease in shared.scheduler.due(now) {
+            let timeout = lease.renewal_due(shared, now);
             shared.scheduler.schedule(&lease);
             let Some(timeout) = timeout else { continue };
             match batches.iter_mut().find(|batch| batch.0 == timeout) {
                 Some((_, batch)) => batch.push(lease),
                 None => batches.push((timeout, vec![lease])),
             }
+        }
+        if !batches.is_empty() {
+            shared.stall_detector.ping();
         }
         batches
     }
@@ -130,11 +126,10 @@ impl RenewalScheduler {
     /// Moves the clock of the held leases forward (`testing.rs`).
     pub(super) fn advance(&self, by: Duration) {
         let mut schedule = self.schedule.lock();
-        for (_, lease) in std::mem::take(&mut *schedule) {
-            let next = lease.advance(by);
-            lease.set_slot(next);
-            if let Some(at) = next {
-                schedule.insert(slot(at, &lease), lease);
+        for (_, lease) in std::mem::take(&mut *schedule).into_values() {
+            lease.advance(by);
+            if let (_, Some(next)) = lease.reschedule() {
+                schedule.insert(slot(next.due, &lease), (next.opens, lease));
             }
         }
         self.rescheduled.notify_one();

@@ -287,30 +287,22 @@ impl Lease {
         }
     }
 
-    pub(super) fn slot(&self) -> Option<Moment> {
-        self.state.lock().slot
+    pub(super) fn take_slot(&self) -> Option<Moment> {
+        self.state.lock().slot.take()
     }
 
-    pub(super) fn set_slot(&self, slot: Option<Moment>) {
-        self.state.lock().slot = slot;
-    }
-
-    /// Returns the time of the next renewal or of the deadline. `None`: the lease has ended.
-    pub(super) fn next_event(&self) -> Option<Moment> {
-        let state = self.state.lock();
-        match state.phase {
-            Phase::Held => Some(
-                state
-                    .renewal
-                    .map_or(state.deadline, |next| next.due.min(state.deadline)),
-            ),
-            _ => None,
-        }
-    }
-
-    /// Whether its renewal window is open.
-    pub(super) fn may_be_renewed(&self, now: Moment) -> bool {
-        self.state.lock().renewal.is_some_and(|next| next.opens <= now)
+    /// Moves its slot to its next event. Returns the slot before, and when the next event is possible and due: a renewal, or the deadline.
+    /// `None`: the lease has ended.
+    pub(super) fn reschedule(&self) -> (Option<Moment>, Option<RenewalWindow>) {
+        let mut state = self.state.lock();
+        let next = matches!(state.phase, Phase::Held).then(|| {
+            let opens = state.renewal.map_or(state.deadline, |next| next.opens);
+            let due = state
+                .renewal
+                .map_or(state.deadline, |next| next.due.min(state.deadline));
+            RenewalWindow { opens, due }
+        });
+        (std::mem::replace(&mut state.slot, next.map(|next| next.due)), next)
     }
 
     /// Returns the claim for the list of abandoned claims, with the longest ttl that the store may have for it.

@@ -33,18 +33,18 @@ pub(super) const GONE: &str = "the store no longer has it: it expired, or was de
 impl Lease {
     /// Declares the lease lost if its deadline has passed. Returns the timeout of its renewal if it is to be renewed now; the
     /// deadline is then its next event.
-    pub(in crate::service) fn renewal_due(&self, shared: &Arc<Shared>) -> Option<Duration> {
+    pub(in crate::service) fn renewal_due(&self, shared: &Arc<Shared>, now: Moment) -> Option<Duration> {
         let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Held) {
             return None;
         }
-        if state.deadline.is_past() {
+        if state.deadline <= now {
             let error = self.expired(&state);
             drop(state);
             self.lose(shared, error);
             return None;
         }
-        state.renewal.filter(|window| window.opens.is_past())?;
+        state.renewal.filter(|window| window.opens <= now)?;
         let stalled_for = shared.stall_detector.stalled_for();
         let is_stalled = if state.is_unreceived {
             let silent_for = stalled_for.max(state.acquired_at.elapsed());
@@ -59,7 +59,6 @@ impl Lease {
             state.delay_renewal();
             return None;
         }
-        shared.stall_detector.ping();
         state.renewal = None;
         Some(batch_timeout(
             renewal_timeout(state.current_ttl()).min(shared.store_timeout),

@@ -7,11 +7,11 @@ use crate::model::Ttl;
 
 /// The time span in which a lease is renewed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RenewalWindow {
+pub(in crate::service) struct RenewalWindow {
     /// From this moment on, the lease may be renewed together with another one.
-    pub(super) opens: Moment,
+    pub(in crate::service) opens: Moment,
     /// At this moment the lease is renewed.
-    pub(super) due: Moment,
+    pub(in crate::service) due: Moment,
 }
 
 /// The window is the last tenth of a third of the ttl.
