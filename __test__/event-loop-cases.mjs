@@ -1,7 +1,26 @@
 // Calls of services whose sockets or tasks Node's event loop polls: while the loop is blocked, and at the end of a service. For stores
 // of different kinds. They run one at a time: a blocked event loop would block the others.
 import assert from 'node:assert/strict'
-import { block, INDEX, output, rejection, until } from './tools.mjs'
+import { once } from 'node:events'
+import { Worker } from 'node:worker_threads'
+import { block, INDEX, output, rejection, sleep, until } from './tools.mjs'
+
+/** Holds `handed`. After a message it waits for the name behind another waiter, and releases it. */
+const HOLDER = `
+  const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
+  import(index).then(async ({ LockService }) => {
+    const [locks, next] = [await LockService.connect(target, options), await LockService.connect(target, options)]
+    const lock = await locks.acquire('handed')
+    parentPort.once('message', async () => {
+      const waiting = next.acquire('handed', { waitMs: 30_000 })
+      while ((await locks.inspect('handed')).waiting < 2) {}
+      await lock.release()
+      const { fencingToken } = await waiting
+      await Promise.all([locks.close(), next.close()])
+      parentPort.postMessage({ fencingToken })
+    })
+    parentPort.postMessage('held')
+  })`
 
 /**
  * A store of a test: connects services, which the test does not close, and what another process connects with.
@@ -45,6 +64,29 @@ export function eventLoopCases(declare) {
       assert.equal(lock.isHeld, true)
       await lock.release()
     }
+  })
+
+  declare('a hand-off to a service whose event loop is blocked is received and extended', async (store) => {
+    const locks = await store.connect()
+    const worker = new Worker(HOLDER, {
+      eval: true,
+      workerData: { index: INDEX, target: store.target, options: store.options },
+    })
+    await once(worker, 'message')
+    // A grant waits for the event loop for almost a third of the ttl: longer than it is blocked.
+    const call = locks.acquire('handed', { ttlMs: 30_000, waitMs: 30_000 })
+    await until('the waiter is in the queue', async () => (await locks.inspect('handed'))?.waiting === 1)
+    // The connection that listens has its reply, and the next heartbeat is later than the end of a hand-off.
+    await sleep(2500)
+    const later = once(worker, 'message')
+    worker.postMessage('release')
+    block(5000)
+    const lock = await call
+    assert.equal(lock.isHeld, true)
+    assert.equal(await lock.release(), true)
+    const [{ fencingToken }] = await later
+    assert.ok(fencingToken > lock.fencingToken)
+    await worker.terminate()
   })
 
   declare('1024 calls in one tick have their own results', async (store) => {

@@ -1,4 +1,4 @@
-// Calls of one tick share their commands on the fast path. Each call has its own outcome.
+// Calls of one tick share their commands. Each call has its own outcome.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
 import { LockService } from '../index.js'

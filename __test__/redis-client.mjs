@@ -4,9 +4,14 @@ import { redisTls } from '../scripts/certificates.mjs'
 import { redisCommand } from '../scripts/redis-command.mjs'
 import { startRedis } from '../scripts/servers.mjs'
 
+/** The name of the connections of the other tool. */
+const CONNECTION = 'other-tool'
+
 /** Opens a client that ignores connection errors: tests stop and stall servers. `options` are those of ioredis. */
 export function openRedis(target, options = {}) {
-  const redis = typeof target === 'string' ? new Redis(target, options) : new Redis(target)
+  const named = { connectionName: CONNECTION }
+  const redis =
+    typeof target === 'string' ? new Redis(target, { ...named, ...options }) : new Redis({ ...named, ...target })
   return redis.on('error', () => {})
 }
 
@@ -35,15 +40,12 @@ export async function startRedisWithTls({ args = [] } = {}) {
 }
 
 /**
- * Resolves to the ids of the fast paths to a server that have executed the commands of a call. They use RESP2, or have a name once
- * they receive messages; other connections of holdfast use RESP3 and have no name.
+ * Resolves to the ids of the connections of holdfast to a server. They use RESP3 and have no name: the other connections of these tests have a name or use RESP2.
  *
  * @param {number} port its port without TLS
  */
-export async function fastPathsTo(port) {
+export async function connectionsTo(port) {
   const clients = (await redisCommand(port, 'CLIENT LIST')).split('\n')
-  const used = clients.filter(
-    (line) => / cmd=(mget|evalsha) /.test(line) && / resp=2\b| name=holdfast-fast-path /.test(line),
-  )
-  return used.map((line) => Number(/id=(\d+)/.exec(line)?.[1])).sort((one, other) => one - other)
+  const ours = clients.filter((line) => / name= .* resp=3\b/.test(line))
+  return ours.map((line) => Number(/id=(\d+)/.exec(line)?.[1])).sort((one, other) => one - other)
 }

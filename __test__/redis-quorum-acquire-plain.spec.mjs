@@ -1,4 +1,4 @@
-// The common case on a quorum: votes by plain commands on the fast paths, and the script decides all other cases.
+// The common case on a quorum: votes by plain commands, and the script decides all other cases.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
 import { LockService } from '../index.js'

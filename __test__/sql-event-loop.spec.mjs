@@ -8,7 +8,7 @@ import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { startProxy } from './proxy.mjs'
 import { suite } from './stores.mjs'
-import { block, INDEX, later, output, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
+import { INDEX, later, output, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
 
 const WORKER = `
   const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
@@ -18,23 +18,6 @@ const WORKER = `
     locks.acquire('held', { waitMs: Infinity })
     for (let i = 0; i < 10; i++) locks.acquireLock('n' + i, 2)
     parentPort.postMessage('waits')
-  })`
-
-/** Holds `handed`. After a message it waits for the name behind another waiter, and releases it. */
-const HOLDER = `
-  const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
-  import(index).then(async ({ LockService }) => {
-    const [locks, next] = [await LockService.connect(target, options), await LockService.connect(target, options)]
-    const lock = await locks.acquire('handed')
-    parentPort.once('message', async () => {
-      const waiting = next.acquire('handed', { waitMs: 30_000 })
-      while ((await locks.inspect('handed')).waiting < 2) {}
-      await lock.release()
-      const { fencingToken } = await waiting
-      await Promise.all([locks.close(), next.close()])
-      parentPort.postMessage({ fencingToken })
-    })
-    parentPort.postMessage('held')
   })`
 
 /** Holds two names while its event loop is blocked for 7 s. */
@@ -88,29 +71,6 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
   // One at a time: a blocked event loop would block the other tests.
   suite(kind, 'the event loop', { concurrency: 1 }, (test) => {
     eventLoopCases(test)
-
-    test('a hand-off to a service whose event loop is blocked is received and extended', async (store) => {
-      const locks = await store.connect()
-      const worker = new Worker(HOLDER, {
-        eval: true,
-        workerData: { index: INDEX, target: store.target, options: store.options },
-      })
-      await once(worker, 'message')
-      // A grant waits for the event loop for almost a third of the ttl: longer than it is blocked.
-      const call = locks.acquire('handed', { ttlMs: 30_000, waitMs: 30_000 })
-      await until('the waiter is in the queue', async () => (await locks.inspect('handed'))?.waiting === 1)
-      // The connection that listens has its reply, and the next heartbeat is later than the end of a hand-off.
-      await sleep(2500)
-      const later = once(worker, 'message')
-      worker.postMessage('release')
-      block(5000)
-      const lock = await call
-      assert.equal(lock.isHeld, true)
-      assert.equal(await lock.release(), true)
-      const [{ fencingToken }] = await later
-      assert.ok(fencingToken > lock.fencingToken)
-      await worker.terminate()
-    })
 
     test('a lease of several names is renewed while the event loop is blocked and another program locks its rows', async (store) => {
       const workerData = { index: INDEX, target: store.target, options: store.options }

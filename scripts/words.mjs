@@ -39,7 +39,7 @@ const WORDS = [
   ['tells?|telling|told', 'notify, report, return, name'],
   ['hears?|hearing|heard|ears?', 'receive, subscription'],
   ['beats?|signs? of life', 'heartbeat'],
-  ['lanes?', 'fast path'],
+  ['lanes?|fast paths?', 'connection'],
   ['places? in the (queue|line)|in line', 'position, in the queue'],
   ['(give|gives|gave|given|giving) (it |them |that )?(back|up)', 'release, roll back, cancel, time out'],
   ['(take|takes|took|taken|taking) (it |them |that )?back|withdraw\\w*|undo(es|ne|ing)?|undid', 'roll back'],

@@ -118,19 +118,20 @@ pub trait Socket: Send + Sync {
     #[cfg(unix)]
     fn descriptor(&self) -> std::os::fd::RawFd;
 
-    /// Reads what has arrived. `false`: the loop stops polling the socket.
+    /// Wakes the task that reads. Called when data has arrived. `false`: the loop stops polling the socket.
     fn readable(&self) -> bool;
 
-    /// Sends buffered requests, before the loop sleeps. `false`: the loop stops polling the socket.
+    /// Wakes the task that waits to write, before the loop sleeps. `false`: the loop stops polling the socket.
     fn flush(&self) -> bool;
 
-    /// Whether replies are pending.
+    /// Whether replies to requests of the loop's own thread are pending.
     fn awaits(&self) -> bool;
 
+    /// Whether any replies are pending, or the socket did not take all buffered requests.
+    fn is_busy(&self) -> bool;
+
     /// Whether the thread of the runtime reads and flushes the socket while the loop's thread is blocked ([`EventLoop::watch`]).
-    fn is_watched(&self) -> bool {
-        self.awaits()
-    }
+    fn is_watched(&self) -> bool;
 
     /// Whether the socket did not take all buffered requests. The loop calls [`Socket::flush`] when it takes more.
     fn is_blocked(&self) -> bool;

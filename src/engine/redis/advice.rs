@@ -80,7 +80,6 @@ pub(super) fn without_arguments(error: RedisError) -> RedisError {
 pub(super) fn explained(error: &RedisError) -> String {
     match (tls_error(error), error.kind()) {
         (Some(tls), _) => ADVICE.explain(None, &tls.to_string(), said(error)).1,
-        (None, ErrorKind::RESP3NotSupported) => render(said(error), NO_HELLO),
         (None, _) => {
             let code = Some(error.code().unwrap_or_default());
             ADVICE.explain(code, error.detail().unwrap_or_default(), said(error)).1
@@ -92,7 +91,6 @@ pub(super) fn explained(error: &RedisError) -> String {
 pub(super) fn explained_of_sentinel(error: &RedisError) -> String {
     let [required, refused] = OF_SENTINELS;
     match (error.kind(), error.code()) {
-        // With RESP2 the driver does not keep the server's words.
         (ErrorKind::AuthenticationFailed, _) => render("refuses the login", refused),
         (_, Some("NOAUTH")) => render(said(error), required),
         _ => explained(error),

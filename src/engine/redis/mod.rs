@@ -30,17 +30,10 @@
 //! user holdfast on >PASSWORD -@all resetchannels &+switch-master +sentinel|get-master-addr-by-name +subscribe
 //! ```
 
-#![cfg_attr(not(unix), allow(dead_code, reason = "only a fast path uses it"))]
-
 mod advice;
 mod config;
 mod connection;
 mod error;
-#[cfg(unix)]
-mod fast_path;
-#[cfg(not(unix))]
-#[path = "fast_path/unsupported.rs"]
-mod fast_path;
 mod keys;
 mod ops;
 mod queue;
@@ -49,6 +42,7 @@ mod scripts;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod wire;
 
 use std::fmt;
 use std::sync::Arc;
@@ -67,7 +61,6 @@ use self::connection::request::Attempt;
 use self::error::{ENGINE, Failure};
 use self::keys::{FENCE_KEPT_MS, Layout, Part, RECORD_KEPT_MS};
 use self::ops::contended::Contended;
-use self::ops::dropped::Dropped;
 use self::queue::Waiters;
 use self::scripts::Script;
 use self::topology::Route;
@@ -86,7 +79,6 @@ pub struct RedisEngine {
     replicated: Option<Replicated>,
     layout: Layout,
     waiters: Arc<Waiters>,
-    dropped: Dropped,
     contended: Contended,
     /// Only with sentinels, until the engine is closed.
     listening: Mutex<Option<FailoverMonitor>>,
@@ -114,12 +106,6 @@ impl RedisEngine {
             .map_err(|failure| failure.during("connect"))?;
         let checked = route.check_all(&server, &config.layout).await;
         checked.map_err(|failure| failure.during("connect"))?;
-        match &route {
-            // Grants that replicas have to acknowledge do not use it.
-            Route::One(link) if replicated.is_none() => link.open_fast_path().await,
-            Route::One(_) => {}
-            Route::Cluster(cluster) => cluster.open_fast_path(),
-        }
         let listening = match (&route, config.sentinels()) {
             (Route::One(link), Some(sentinels)) => {
                 let links: Vec<&Arc<Link>> = [link]
@@ -144,7 +130,6 @@ impl RedisEngine {
             replicated,
             layout,
             waiters,
-            dropped: Dropped::default(),
             contended: Contended::default(),
             listening: Mutex::new(listening),
         }))
@@ -157,8 +142,8 @@ impl RedisEngine {
 
     /// Writes the deferred records, so that `inspect` sees them.
     fn write_records(&self) {
-        if let Some((_, fast_path)) = self.fast_path() {
-            fast_path.write_records();
+        if let Route::One(link) = &self.route {
+            link.write_records();
         }
     }
 
@@ -209,10 +194,7 @@ impl Engine for RedisEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let attempt = self.dropped.watch(claim);
-        let acquired = self.try_once(claim).await;
-        attempt.answered();
-        acquired
+        self.try_once(claim).await
     }
 
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
@@ -239,10 +221,10 @@ impl Engine for RedisEngine {
             && keep.is_zero()
             && claim.keys().len() == 1
             && claim.metadata.is_none()
-            && let Some((link, fast_path)) = self.fast_path()
-            && !self.dropped.has(&claim.owner)
+            && self.replicated.is_none()
+            && let Some((link, connection)) = self.current()
         {
-            match self.release_on_fast_path(link, &fast_path, claim).await {
+            match self.release_in_batch(link, &connection, claim).await {
                 Ok(Some(released)) => return Ok(released),
                 Ok(None) => {}
                 Err(failure) => return Err(failure.during("release")),

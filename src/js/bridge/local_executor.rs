@@ -4,13 +4,13 @@
 //! # Behavior
 //! A call starts on the JavaScript thread: its future is polled at once. When this thread wakes it (a reply or a message that the
 //! event loop read), it is polled here in the same tick, and its promise is settled at the end of the tick. When another thread
-//! wakes it (a timer, the ordinary connection, a renewal), it is polled on the I/O thread, because the user's code never blocks
+//! wakes it (a timer, a renewal), it is polled on the I/O thread, because the user's code never blocks
 //! that thread.
 //!
 //! The same rules apply to the tasks of an engine. While the user's code blocks this thread, the I/O thread polls what is ready here
 //! (`watchdog.rs`).
 //!
-//! Calls begin here once an engine uses Node's event loop (`event_loop.rs`): for a socket (Redis, PostgreSQL), or for a task (PostgreSQL,
+//! Calls begin here once an engine uses Node's event loop (`event_loop.rs`): for a socket (Redis, PostgreSQL), or for a task (these,
 //! MySQL, MariaDB). Their futures are boxed and moved on every call, so rare data has a separate box.
 
 mod watchdog;
@@ -155,15 +155,16 @@ impl LocalExecutor {
         self.poll_ready()
     }
 
+    /// Polls each call that is ready now. What this wakes is polled the next time: a task may wake itself in each poll.
     fn poll_ready(&self) -> bool {
-        let mut any = false;
-        loop {
+        let count = self.ready.lock().len();
+        for _ in 0..count {
             let next = self.ready.lock().pop_front();
-            let Some(call) = next else { return any };
-            any = true;
+            let Some(call) = next else { break };
             call.state.lock().queued.here = false;
             call.poll();
         }
+        count > 0
     }
 }
 

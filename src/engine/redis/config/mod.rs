@@ -6,28 +6,18 @@ mod url;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use rustls::pki_types::ServerName;
 
-use self::tls::certificates;
-pub(super) use self::tls::{client, tls_config};
+pub(super) use self::tls::tls_config;
 pub(super) use self::url::Sentinels;
 use self::url::Source;
 use super::keys::Layout;
+use crate::engine::tls::Pem;
 use crate::engine::{Credentials, Settings, TlsFiles, Warnings};
 use crate::error::LockError;
 
 const DEFAULT_PREFIX: &str = "lock:";
-/// An idle connection is probed after this time, and dropped if there is no reply: firewalls and NAT tables remove idle
-/// connections silently.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The longest time that sent bytes may stay without an acknowledgement. The default of Linux is about 15 minutes, for which
-/// a call in flight would wait.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub(super) const PEER_SILENCE: Duration = Duration::from_secs(30);
-
 /// A Redis deployment that was understood from a URL.
 ///
 /// # Behavior
@@ -95,10 +85,9 @@ impl RedisConfig {
             warnings: settings.warnings.clone(),
         };
         if let Some(files) = &config.tls {
-            certificates(files)?;
+            Pem::read(files)?;
+            tls_config(files).map_err(|error| LockError::invalid("tls", "must be PEM", error))?;
         }
-        client(config.server.clone(), config.tls.as_ref())
-            .map_err(|error| LockError::invalid("tls", "must be PEM", error))?;
         Ok(config)
     }
 
@@ -171,12 +160,6 @@ pub(super) fn show_address(address: &ConnectionAddr) -> String {
     }
 }
 
-pub(super) fn keepalive() -> TcpKeepalive {
-    TcpKeepalive::new()
-        .with_time(KEEPALIVE_IDLE)
-        .with_interval(KEEPALIVE_INTERVAL)
-}
-
 fn address(host: String, port: u16, tls: Option<&TlsFiles>) -> ConnectionAddr {
     match tls {
         None => ConnectionAddr::Tcp(host, port),
@@ -189,19 +172,8 @@ fn address(host: String, port: u16, tls: Option<&TlsFiles>) -> ConnectionAddr {
     }
 }
 
-/// Returns a connection with what the driver's defaults lack.
-///
-/// RESP3 where pushes arrive on the connection of the commands. No CLIENT SETINFO: one right less to grant.
-fn connection(
-    address: ConnectionAddr,
-    login: RedisConnectionInfo,
-    protocol: ProtocolVersion,
-) -> Result<ConnectionInfo, String> {
-    // The driver leaves Nagle's algorithm on: a second small request would wait for the acknowledgement of the first one.
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    let tcp = tcp.set_user_timeout(PEER_SILENCE);
-    let login = login.set_protocol(protocol).set_skip_set_lib_name();
+/// Returns a server with a login.
+fn connection(address: ConnectionAddr, login: RedisConnectionInfo) -> Result<ConnectionInfo, String> {
     let server = address.into_connection_info().map_err(|error| error.to_string())?;
-    Ok(server.set_redis_settings(login).set_tcp_settings(tcp))
+    Ok(server.set_redis_settings(login))
 }

@@ -1,45 +1,14 @@
-//! The TLS of the driver, from the TLS settings.
+//! The TLS of the connections, from the TLS settings.
 
 use std::io;
 use std::sync::Arc;
 
-use redis::{Client, ClientTlsConfig, ConnectionInfo, ErrorKind, RedisError, RedisResult, TlsCertificates};
 use rustls::ClientConfig;
 
 use crate::engine::TlsFiles;
-use crate::engine::tls::{Pem, Verified, WrongFile, client_config};
+use crate::engine::tls::{Verified, client_config};
 
-/// Reads the files into the form that the driver expects.
-pub(in super::super) fn certificates(files: &TlsFiles) -> Result<TlsCertificates, WrongFile> {
-    let Pem { authorities, client } = Pem::read(files)?;
-    let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig {
-        client_cert,
-        client_key,
-    });
-    Ok(TlsCertificates {
-        client_tls,
-        root_cert: authorities,
-    })
-}
-
-/// Creates the driver's client, with the current TLS files.
-pub(in super::super) fn client(server: ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<Client> {
-    let Some(files) = tls else {
-        return Client::open(server);
-    };
-    // rustls has no default crypto provider here. A second call keeps the provider of the first one.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let certificates = certificates(files).map_err(|wrong| {
-        RedisError::from((
-            ErrorKind::Io,
-            "a TLS file cannot be used",
-            format!("{}: {}", wrong.setting, wrong.how),
-        ))
-    })?;
-    Client::build_with_tls(server, certificates)
-}
-
-/// Creates the TLS configuration of a fast path, with the current TLS files. It trusts what the driver's [`client`] trusts.
+/// Creates the TLS configuration of a connection, with the current TLS files.
 ///
 /// # Errors
 /// When a file cannot be used.

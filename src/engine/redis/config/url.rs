@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use redis::{ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo};
 use rustls::pki_types::ServerName;
 
 use super::{address, connection};
@@ -77,7 +77,7 @@ impl Source {
         };
         let read = Target::parse(url, [port; 2]).and_then(|target| {
             let (address, login, source) = read(&target, &settings.tls)?;
-            Ok((connection(address, login, ProtocolVersion::RESP3)?, source))
+            Ok((connection(address, login)?, source))
         });
         read.map_err(|got| match got.as_str() {
             LIST => LockError::invalid("target", ONE_HOST, got),
@@ -133,7 +133,7 @@ fn read_sentinels(target: &Target, tls: &TlsFiles) -> Read {
     };
     let of_sentinels = login(options.get("sentinelUsername"), options.get("sentinelPassword"), "");
     let sentinels = addresses(target, has_tls, tls)?.into_iter();
-    let sentinels = sentinels.map(|address| connection(address, of_sentinels.clone(), ProtocolVersion::RESP2));
+    let sentinels = sentinels.map(|address| connection(address, of_sentinels.clone()));
     let sentinels = Sentinels {
         master: master.into(),
         sentinels: sentinels.collect::<Result<_, _>>()?,

@@ -1,30 +1,37 @@
-//! Finds the server and connects to it.
+//! Finds the server, connects to it, and logs in.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::time::Duration;
 
-use redis::aio::PubSub;
-use redis::io::AsyncDNSResolver;
-use redis::io::tcp::socket2::SockRef;
-use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisFuture, RedisResult, Value,
-};
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, select_ok};
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, RedisConnectionInfo, RedisResult, Value};
+use rustls::ProtocolVersion;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
-use crate::clock::Moment;
 use crate::engine::TlsFiles;
-use crate::engine::redis::config::{RedisConfig, keepalive, show_address, tls_config};
-use crate::engine::redis::error::Failure;
-use crate::engine::redis::fast_path::{FastPath, resp};
+use crate::engine::core::stream::{Endpoint, Replies, Stream, StreamHandle};
+use crate::engine::redis::config::{RedisConfig, show_address, tls_config};
+use crate::engine::redis::error::{Failure, broken};
 use crate::engine::redis::topology::sentinel;
+use crate::engine::redis::wire::{Io, Opened, resp};
+
+/// The longest time that sent bytes may stay without an acknowledgement. The default of Linux is about 15 minutes, for which
+/// a call in flight would wait.
+const PEER_SILENCE: Duration = Duration::from_secs(30);
+/// The longest reply during the login, and the longest message of a sentinel, in bytes.
+const LONGEST: usize = 1 << 20;
+/// How much TLS may hold of requests that the socket has not taken, in bytes: those are sent also if their callers leave.
+const ENCRYPTED: usize = 16 * 1024;
+
+/// The number of records after which a session of TLS 1.2 is replaced. rustls sends no more than 2^24 with one key, and cannot change it.
+const TLS_1_2_RECORDS: u64 = 1 << 23;
 
 /// Returns the server with its current address and login.
-pub(in crate::engine::redis) async fn locate(config: &RedisConfig) -> Result<ConnectionInfo, Failure> {
+pub(in super::super) async fn locate(config: &RedisConfig) -> Result<ConnectionInfo, Failure> {
     let server = match config.sentinels() {
         Some(sentinels) => {
             let (host, port) = sentinels.ask(config.limit / 4).await.map_err(Failure::NoMaster)?;
@@ -53,162 +60,198 @@ async fn login(config: &RedisConfig) -> Result<RedisConnectionInfo, Failure> {
     })
 }
 
-/// Resolves every name to the addresses of one host: where the name in the certificate is not the host of the URL, the driver
-/// gets that name in the place of the host.
-struct Resolver(String);
+/// A connection on which commands are sent one by one: for the login, and to a sentinel.
+pub(in super::super) struct Dialed {
+    pub(in super::super) io: Box<dyn Io>,
+    socket: StreamHandle,
+    tls_records: u64,
+    input: Vec<u8>,
+}
 
-impl AsyncDNSResolver for Resolver {
-    fn resolve<'a, 'b: 'a>(
-        &'a self,
-        _: &'b str,
-        port: u16,
-    ) -> RedisFuture<'a, Box<dyn Iterator<Item = SocketAddr> + Send + 'a>> {
-        Box::pin(async move {
-            let addresses = tokio::net::lookup_host((&*self.0, port)).await?;
-            Ok(Box::new(addresses) as Box<dyn Iterator<Item = SocketAddr> + Send>)
+impl Dialed {
+    /// Connects to a server.
+    pub(in super::super) async fn connect(server: &ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<Self> {
+        let (stream, host) = match server.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                (connect(host, *port).await?, host.as_str())
+            }
+            ConnectionAddr::Unix(path) => (Stream::connect(&Endpoint::Local(path.clone())).await?, ""),
+            _ => return Err(io::Error::from(ErrorKind::Unsupported).into()),
+        };
+        let socket = stream.handle();
+        let (io, tls_records): (Box<dyn Io>, _) = match tls {
+            None => (Box::new(stream), u64::MAX),
+            Some(files) => {
+                // The certificate is for the name in the settings, if they have one.
+                let name = files.server_name.as_deref().unwrap_or(host).to_owned();
+                let name = ServerName::try_from(name).map_err(io::Error::other)?;
+                let mut stream = TlsConnector::from(tls_config(files)?).connect(name, stream).await?;
+                let session = stream.get_mut().1;
+                session.set_buffer_limit(Some(ENCRYPTED));
+                let is_limited = session.protocol_version() == Some(ProtocolVersion::TLSv1_2);
+                let tls_records = if is_limited { TLS_1_2_RECORDS } else { u64::MAX };
+                (Box::new(stream), tls_records)
+            }
+        };
+        Ok(Dialed {
+            io,
+            socket,
+            tls_records,
+            input: Vec::new(),
         })
     }
-}
 
-/// Replaces the host by the name in the certificate, if the settings have one.
-pub(in crate::engine::redis) fn by_server_name(
-    tls: Option<&TlsFiles>,
-    server: ConnectionInfo,
-    options: AsyncConnectionConfig,
-) -> (ConnectionInfo, AsyncConnectionConfig) {
-    let name = tls.and_then(|tls| tls.server_name.clone());
-    let mut address = server.addr().clone();
-    match (name, &mut address) {
-        (Some(name), ConnectionAddr::TcpTls { host, .. }) => {
-            let host = std::mem::replace(host, name);
-            (server.set_addr(address), options.set_dns_resolver(Resolver(host)))
+    /// Sends one command, and waits for its reply.
+    pub(in super::super) async fn ask(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+        self.io.write_all(&cmd.get_packed_command()).await?;
+        self.io.flush().await?;
+        self.next().await?.extract_error()
+    }
+
+    /// Waits for a reply or a message.
+    pub(in super::super) async fn next(&mut self) -> RedisResult<Value> {
+        loop {
+            if let Some(length) = resp::length(&self.input)? {
+                let reply: Vec<u8> = self.input.drain(..length).collect();
+                return resp::value(&reply);
+            }
+            if self.input.len() > LONGEST {
+                return Err(resp::nonsense());
+            }
+            if self.io.read_buf(&mut self.input).await? == 0 {
+                return Err(broken());
+            }
         }
-        _ => (server, options),
+    }
+
+    /// Logs in to a sentinel. Sentinels without a login need no greeting.
+    pub(in super::super) async fn log_in_to_sentinel(&mut self, login: &RedisConnectionInfo) -> RedisResult<()> {
+        if let Some(password) = login.password() {
+            let mut auth = redis::cmd("AUTH");
+            auth.arg(login.username()).arg(password);
+            self.ask(&auth).await.map_err(|error| match error.kind() {
+                redis::ErrorKind::Io | redis::ErrorKind::Parse => error,
+                _ => (redis::ErrorKind::AuthenticationFailed, "the sentinel refuses the login").into(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Logs in with RESP3. Returns the major version of the server.
+    async fn log_in(&mut self, login: &RedisConnectionInfo) -> RedisResult<Option<u32>> {
+        // Sent without a password, too: if the server refuses the connection, the error arrives here and not at the first call.
+        let mut hello = redis::cmd("HELLO");
+        hello.arg(3);
+        if let Some(password) = login.password() {
+            hello
+                .arg("AUTH")
+                .arg(login.username().unwrap_or("default"))
+                .arg(password);
+        }
+        let version = major_version(&self.ask(&hello).await?);
+        if login.db() != 0 {
+            self.ask(redis::cmd("SELECT").arg(login.db())).await?;
+        }
+        Ok(version)
     }
 }
 
-/// Opens a fast path to the server at this address. `None`: it is a Unix socket, or the system has no fast path.
-pub(super) async fn fast_path(
+async fn connect(host: &str, port: u16) -> io::Result<Stream> {
+    connect_to_one_of(tokio::net::lookup_host((host, port)).await?).await
+}
+
+/// Connects to the first address that answers: one of several may be unreachable without an error.
+async fn connect_to_one_of(addresses: impl Iterator<Item = SocketAddr>) -> io::Result<Stream> {
+    let mut attempts = addresses.map(connect_to).peekable();
+    if attempts.peek().is_none() {
+        return Err(io::Error::new(
+            ErrorKind::NotFound,
+            "the name of the server has no address",
+        ));
+    }
+    Ok(select_ok(attempts).await?.0)
+}
+
+fn connect_to(address: SocketAddr) -> BoxFuture<'static, io::Result<Stream>> {
+    let endpoint = Endpoint::Tcp {
+        address,
+        has_keepalives: true,
+        timeout: PEER_SILENCE,
+    };
+    async move { Stream::connect(&endpoint).await }.boxed()
+}
+
+/// Opens a connection to a server, and checks the role of one that sentinels report. From then on the event loop polls its socket, if
+/// there is one. `receivers` counts the channels with receivers.
+pub(super) async fn open(
     config: &RedisConfig,
-    address: &ConnectionAddr,
-) -> Result<Option<Arc<FastPath>>, Failure> {
-    let (ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) = address else {
-        return Ok(None);
-    };
-    if !FastPath::IS_SUPPORTED {
-        return Ok(None);
-    }
-    let settings = login(config).await?;
-    let started = Moment::now();
-    let mut stream = connect(host, *port).await?;
-    let (stream, session, version) = match &config.tls {
-        None => {
-            let version = log_in(&mut stream, config, address, &settings).await?;
-            (stream, None, version)
-        }
-        Some(files) => {
-            let mut stream = shake_hands(files, host, stream).await?;
-            let version = log_in(&mut stream, config, address, &settings).await?;
-            let (stream, session) = stream.into_inner();
-            (stream, Some(session), version)
-        }
-    };
-    let fast_path = FastPath::new(stream, session, version, config.layout.clone(), 2 * config.limit)?;
-    fast_path.health().measured(started.elapsed());
-    Ok(Some(fast_path))
-}
-
-async fn connect(host: &str, port: u16) -> RedisResult<TcpStream> {
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(&stream);
-    socket.set_tcp_keepalive(&keepalive())?;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    socket.set_tcp_user_timeout(Some(crate::engine::redis::config::PEER_SILENCE))?;
-    Ok(stream)
-}
-
-/// Opens a connection for the messages of a server.
-pub(in crate::engine::redis) async fn pubsub(server: &ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<PubSub> {
-    let (ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) = server.addr() else {
-        return Err(io::Error::from(ErrorKind::Unsupported).into());
-    };
-    let (stream, login) = (connect(host, *port).await?, server.redis_settings());
-    match tls {
-        None => PubSub::new(login, stream).await,
-        Some(files) => PubSub::new(login, shake_hands(files, host, stream).await?).await,
-    }
-}
-
-/// Starts TLS with a host. Its certificate is for the name in the settings, if they have one.
-async fn shake_hands(files: &TlsFiles, host: &str, stream: TcpStream) -> RedisResult<TlsStream<TcpStream>> {
-    let name = files.server_name.as_deref().unwrap_or(host).to_owned();
-    let name = ServerName::try_from(name).map_err(io::Error::other)?;
-    let stream = TlsConnector::from(tls_config(files)?).connect(name, stream).await?;
-    Ok(stream)
-}
-
-/// Sends the login on a new connection, and checks the role of a server that sentinels report. Returns its major version.
-async fn log_in(
-    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    config: &RedisConfig,
-    address: &ConnectionAddr,
-    settings: &RedisConnectionInfo,
-) -> Result<Option<u32>, Failure> {
-    // Sent without a password, too: if the server refuses the connection, the error arrives here and not at the first call.
-    let mut hello = redis::cmd("HELLO");
-    hello.arg(2);
-    if let Some(password) = settings.password() {
-        hello
-            .arg("AUTH")
-            .arg(settings.username().unwrap_or("default"))
-            .arg(password);
-    }
-    let mut login = vec![hello];
-    if settings.db() != 0 {
-        let mut select = redis::cmd("SELECT");
-        select.arg(settings.db());
-        login.push(select);
-    }
-    let mut version = None;
-    for cmd in &login {
-        let reply = ask(stream, cmd).await?.extract_error()?;
-        version = version.or_else(|| major_version(&reply));
-    }
+    server: &ConnectionInfo,
+    receivers: &Replies,
+) -> Result<Opened, Failure> {
+    let mut dialed = Dialed::connect(server, config.tls.as_ref()).await?;
+    let version = dialed.log_in(server.redis_settings()).await?;
     if config.sentinels().is_some() {
-        let role = ask(stream, &redis::cmd("ROLE")).await?.extract_error()?;
-        sentinel::check_master(&role, &show_address(address).into())?;
+        let role = dialed.ask(&redis::cmd("ROLE")).await?;
+        sentinel::check_master(&role, &show_address(server.addr()).into())?;
     }
-    Ok(version)
-}
-
-/// Sends one command on a new connection, and waits for its reply.
-///
-/// # Errors
-/// Also when more than one reply has arrived: later replies could not be assigned.
-async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), cmd: &Cmd) -> RedisResult<Value> {
-    let mut input = Vec::new();
-    stream.write_all(&cmd.get_packed_command()).await?;
-    stream.flush().await?;
-    loop {
-        if stream.read_buf(&mut input).await? == 0 {
-            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
-        }
-        match resp::length(&input)? {
-            Some(length) if length == input.len() => return redis::parse_redis_value(&input),
-            Some(_) => return Err(resp::nonsense()),
-            None => {}
-        }
+    let Dialed {
+        io,
+        socket,
+        tls_records,
+        input,
+    } = dialed;
+    if !input.is_empty() {
+        // Later replies could not be assigned.
+        return Err(resp::nonsense().into());
     }
+    let replies = Replies::default();
+    if let Some(event_loop) = &config.event_loop {
+        socket
+            .serve_on(event_loop, receivers, &replies)
+            .map_err(redis::RedisError::from)?;
+    }
+    Ok(Opened {
+        io,
+        replies,
+        tls_records,
+        version,
+    })
 }
 
 /// Returns the major version of the server, from its reply to `HELLO`.
 fn major_version(reply: &Value) -> Option<u32> {
-    let Value::Array(fields) = reply else { return None };
-    fields.chunks_exact(2).find_map(|field| match field {
-        [Value::BulkString(name), Value::BulkString(version)] if name == b"version" => {
+    let fields = reply.as_map_iter()?;
+    let is_version = |name: &Value| matches!(name, Value::BulkString(name) if name == b"version");
+    fields.into_iter().find_map(|field| match field {
+        (name, Value::BulkString(version)) if is_version(name) => {
             std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
         }
         _ => None,
     })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_is_no_obstacle() {
+        let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let full = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        full.listen(0).unwrap();
+        let silent = full.local_addr().unwrap().as_socket().unwrap();
+        // Its queue has room for one connection.
+        let _first = std::net::TcpStream::connect(silent).unwrap();
+        let within = Duration::from_millis(100);
+        let connecting = tokio::net::TcpStream::connect(silent);
+        assert!(
+            tokio::time::timeout(within, connecting).await.is_err(),
+            "it does not answer"
+        );
+        let addresses = [silent, open.local_addr().unwrap()];
+        let connected = tokio::time::timeout(Duration::from_secs(10), connect_to_one_of(addresses.into_iter())).await;
+        assert!(connected.unwrap().is_ok());
+        assert!(connect_to_one_of([].into_iter()).await.is_err());
+    }
 }

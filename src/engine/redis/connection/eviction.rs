@@ -14,10 +14,7 @@ pub(in super::super) async fn warn_of_eviction(link: &Arc<Link>) {
     };
     let mut info = redis::cmd("INFO");
     info.arg("memory");
-    let Ok(connection) = link.connection().await else {
-        return;
-    };
-    let text = match link.call_on(&connection, &info, false, None).await {
+    let text = match link.call(&info).await {
         Ok(Value::VerbatimString { text, .. }) => text,
         Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
         _ => return,

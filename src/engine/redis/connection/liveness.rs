@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
 
 use crate::clock::Moment;
 
@@ -19,6 +20,8 @@ pub(in super::super) struct Health {
     /// It broke, or was replaced.
     dead: AtomicBool,
     unanswered: Mutex<Unanswered>,
+    /// Notified when a call waits again, and at the end.
+    used: Notify,
 }
 
 /// The calls without a reply.
@@ -26,7 +29,7 @@ struct Unanswered {
     calls: usize,
     /// When the last reply arrived, or when the oldest of them was sent: a server replies in the order of the calls.
     since: Moment,
-    /// The usual time of a reply: the last one, or half of the sum of the last one and longer ones before.
+    /// The usual time of a reply: the last one, or the mean of it and the usual time before, if that is longer.
     round_trip: Duration,
     /// The number of callers in a row that were dropped after a significant time without any reply.
     dropped: u32,
@@ -54,6 +57,7 @@ impl Health {
         Health {
             dead: AtomicBool::new(false),
             unanswered: Mutex::new(unanswered),
+            used: Notify::new(),
         }
     }
 
@@ -63,6 +67,7 @@ impl Health {
 
     pub(in super::super) fn mark_dead(&self) {
         self.dead.store(true, Ordering::Relaxed);
+        self.used.notify_one();
     }
 
     pub(in super::super) fn is_dead(&self) -> bool {
@@ -71,8 +76,20 @@ impl Health {
 
     /// Whether new calls need another connection.
     pub(in super::super) fn is_lost(&self, silence_limit: Duration) -> bool {
+        self.is_dead() || self.is_silent(silence_limit)
+    }
+
+    /// Whether calls have waited for this time without any reply.
+    pub(in super::super) fn is_silent(&self, limit: Duration) -> bool {
         let unanswered = self.unanswered();
-        self.is_dead() || unanswered.calls > 0 && unanswered.since.elapsed() >= silence_limit
+        unanswered.calls > 0 && unanswered.since.elapsed() >= limit
+    }
+
+    /// Waits until a call waits, or the end. For one task.
+    pub(super) async fn used(&self) {
+        while self.unanswered().calls == 0 && !self.is_dead() {
+            self.used.notified().await;
+        }
     }
 
     /// Records that a call is about to be sent.
@@ -80,6 +97,7 @@ impl Health {
         let mut unanswered = self.unanswered();
         if unanswered.calls == 0 {
             unanswered.since = now;
+            self.used.notify_one();
         }
         unanswered.calls += 1;
     }
@@ -154,6 +172,23 @@ mod tests {
         assert!(!health.is_lost(SILENCE_LIMIT));
         health.mark_dead();
         assert!(health.is_lost(SILENCE_LIMIT));
+    }
+
+    #[tokio::test]
+    async fn a_watch_sleeps_while_no_call_waits() {
+        let health = Health::new();
+        health.sent(Moment::now());
+        health.used().await;
+        health.replied(None);
+        let mut idle = Box::pin(health.used());
+        assert!(futures_util::poll!(&mut idle).is_pending());
+        health.sent(Moment::now());
+        idle.await;
+        health.replied(None);
+        let mut idle = Box::pin(health.used());
+        assert!(futures_util::poll!(&mut idle).is_pending());
+        health.mark_dead();
+        idle.await;
     }
 
     #[tokio::test(start_paused = true)]

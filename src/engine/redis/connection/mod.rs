@@ -1,59 +1,58 @@
-//! The connection of an engine: opened when a call needs it, shared by all calls, replaced after it broke. Calls on an event
-//! loop's thread use the fast path beside it (`fast_path/`).
+//! The connection of an engine: opened when a call needs it, shared by all calls, replaced after it broke. `wire/` has its protocol.
 //!
 //! Commands and pushes share one RESP3 connection. A second connection for pub/sub would double the number of connections to
 //! the server, would need its own reconnection, and could break without any call noticing.
 //!
-//! The driver's `ConnectionManager` is not used: it retries by its own rule, and does not replace a connection that is open
-//! but silent (a proxy that lost its other side, a peer that vanished).
+//! The connections of the `redis` crate are not used. They do not replace a connection that is open but silent (a proxy that lost its
+//! other side, a peer that vanished). They send the commands of callers that have left. The caller's event loop cannot poll them.
 
 pub(super) mod dial;
 pub(super) mod eviction;
-mod fast_path;
 pub(super) mod liveness;
 pub(super) mod probe;
 pub(super) mod pubsub;
+pub(super) mod records;
 pub(super) mod request;
+mod serving;
 pub(super) mod version;
 
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::{Mutex, MutexGuard};
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionAddr, PushInfo, PushKind, Value};
+use redis::ConnectionAddr;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-use self::liveness::{ATTEMPTS, Health};
+use self::liveness::Health;
 use self::pubsub::Topics;
-use super::config::{RedisConfig, client, show_address};
+use self::records::Records;
+use self::serving::{Serving, watch_silence};
+use super::config::{RedisConfig, show_address};
 use super::error::{Failure, is_refused_login};
-use super::fast_path::FastPath;
-use super::topology::sentinel;
+use super::wire::{Wire, flush};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::event_loop::unless_it_panics;
+use crate::event_loop::{Task, unless_it_panics};
 
-/// The capacity of the queue to the driver's task. Its default is 50.
-const QUEUE: usize = 1024;
 /// The backoff of reconnecting for subscribers.
 const RECONNECT: Backoff =
     Backoff::new(Duration::from_micros(37_500), Duration::from_millis(4_500)).with_jitter(2.0 / 3.0);
 
+/// The longest wait for a late reply. A server that was stopped may continue at any time, but requests in the buffers of a connection
+/// are executed or lost with it within about a minute.
+pub(super) const LATE_REPLY: Duration = Duration::from_secs(65);
+
 /// An open connection.
 pub(super) struct Connection {
-    pub(super) multiplexed: MultiplexedConnection,
+    pub(super) wire: Arc<Wire>,
     /// Counts the connections of the engine, from 1.
     pub(super) generation: u64,
     pub(super) health: Arc<Health>,
-    /// Permits for attempts. Closed when the connection is replaced.
-    pub(super) attempts: Semaphore,
     /// The address of the server.
     address: ConnectionAddr,
 }
@@ -74,9 +73,11 @@ struct State {
     generation: u64,
     /// Whether a task reconnects for subscribers.
     restoring: bool,
+    /// The connections that calls may still use.
+    open: Vec<Weak<Connection>>,
 }
 
-/// The shared connection to one server, and the fast path beside it.
+/// The shared connection to one server.
 pub(super) struct Link {
     config: RedisConfig,
     address: Arc<str>,
@@ -84,35 +85,17 @@ pub(super) struct Link {
     pub(super) runtime: Handle,
     state: Mutex<State>,
     pub(super) topics: Topics,
-    /// Whether this link is for the sharded channels of a cluster's node, and for nothing else.
+    /// Whether its channels are the sharded ones of a cluster's node.
     pub(super) sharded: bool,
     /// Notified when a node has ended a subscription.
     pub(super) endings: watch::Sender<()>,
-    fast_path: Mutex<FastPathSlot>,
-    /// Whether a call has used the fast path lately (`fast_path.rs`).
-    fast_path_used: AtomicBool,
-}
-
-enum FastPathSlot {
-    /// None. The next one may be opened from this time on.
-    Empty(Moment),
-    Opening,
-    Open(Arc<FastPath>),
-    Closed,
+    records: Mutex<Records>,
 }
 
 impl Link {
     /// Creates a link that opens its connection with the first call. Needs a current runtime.
     pub(super) fn new(config: RedisConfig) -> Arc<Self> {
-        Self::make(config, false)
-    }
-
-    /// Creates a link to a cluster's node for sharded channels only.
-    pub(super) fn for_channels(config: RedisConfig) -> Arc<Self> {
-        Self::make(config, true)
-    }
-
-    fn make(config: RedisConfig, sharded: bool) -> Arc<Self> {
+        let sharded = !config.seeds().is_empty();
         Arc::new(Link {
             address: config.address().into(),
             config,
@@ -121,13 +104,12 @@ impl Link {
                 slot: Slot::Empty,
                 generation: 0,
                 restoring: false,
+                open: Vec::new(),
             }),
             topics: Topics::default(),
             sharded,
             endings: watch::Sender::new(()),
-            // Never opened lazily: see `open_fast_path` and `allow_fast_path`.
-            fast_path: Mutex::new(FastPathSlot::Opening),
-            fast_path_used: AtomicBool::new(false),
+            records: Mutex::default(),
         })
     }
 
@@ -166,6 +148,14 @@ impl Link {
         opening.await
     }
 
+    /// Returns the current connection, if it is open.
+    pub(super) fn current(&self) -> Option<Arc<Connection>> {
+        match &self.state().slot {
+            Slot::Open(connection) if !connection.health.is_lost(self.silence_limit()) => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
     /// Returns the current connection, if there is one or if one is being opened.
     pub(super) async fn existing(&self) -> Option<Arc<Connection>> {
         let opening = match &self.state().slot {
@@ -178,17 +168,16 @@ impl Link {
 
     /// Starts to open the next connection in a task: the first caller may be dropped while others wait for the connection.
     fn start(self: &Arc<Self>, state: &mut State) -> Opening {
-        if let Slot::Open(lost) = &state.slot {
-            lost.attempts.close();
+        let lost = std::mem::replace(&mut state.slot, Slot::Empty);
+        if let Slot::Open(lost) = &lost {
+            lost.wire.refuse_attempts();
         }
         state.generation += 1;
         let (link, generation) = (self.clone(), state.generation);
         let (done, result) = oneshot::channel();
         self.runtime.spawn(FutureExt::boxed(async move {
-            if link.config.sentinels().is_some() {
-                // The next connection may lead to another server.
-                link.lose_fast_path();
-            }
+            // Without the lock: the calls on it get its errors.
+            drop(lost);
             let opening = pin!(tokio::time::timeout(link.config.opening_limit(), link.open(generation)));
             let opened = match unless_it_panics(opening).await {
                 Some(Ok(opened)) => opened,
@@ -215,41 +204,44 @@ impl Link {
     }
 
     async fn open(self: &Arc<Self>, generation: u64) -> Result<Arc<Connection>, Failure> {
-        let health = Arc::new(Health::new());
-        let options = AsyncConnectionConfig::new()
-            // The service has its own timeouts. The driver's 500 ms would make failures of slow replies.
-            .set_response_timeout(None)
-            .set_connection_timeout(None)
-            .set_pipeline_buffer_size(QUEUE)
-            .set_push_sender(listener(self, &health, generation));
         let server = dial::locate(&self.config).await?;
         let server_address = server.addr().clone();
         let address: Arc<str> = show_address(&server_address).into();
-        let (server, options) = dial::by_server_name(self.config.tls.as_ref(), server, options);
-        let opening = async {
-            let client = client(server, self.config.tls.as_ref())?;
-            client.get_multiplexed_async_connection_with_config(&options).await
-        };
-        let cannot_connect = |error| match &self.config.credentials {
+        let cannot_connect = |failure| match (failure, &self.config.credentials) {
             // The next attempt gets another login.
-            Some(_) if is_refused_login(&error) => Failure::NoLogin(format!("{address} refused it: {error}")),
-            _ => Failure::connect(&address, error),
+            (Failure::Call(error), Some(_)) if is_refused_login(&error) => {
+                Failure::NoLogin(format!("{address} refused it: {error}"))
+            }
+            (Failure::Call(error), _) => Failure::connect(&address, error),
+            (failure, _) => failure,
         };
-        let started = Moment::now();
-        let mut multiplexed = opening.await.map_err(cannot_connect)?;
+        let (health, started) = (Arc::new(Health::new()), Moment::now());
+        let opened = dial::open(&self.config, &server, self.topics.receivers()).await;
+        let opened = opened.map_err(&cannot_connect)?;
         health.measured(started.elapsed());
-        if self.config.sentinels().is_some() {
-            sentinel::confirm(&mut multiplexed, &address).await?;
-        }
         tracing::debug!(address = &*address, generation, "connection opened");
-        let connection = Arc::new(Connection {
-            multiplexed,
+        let event_loop = self.config.event_loop.as_ref();
+        let wire = Wire::new(opened, health.clone(), self.config.layout.clone(), event_loop.cloned());
+        let serving = Serving {
+            link: Arc::downgrade(self),
+            wire: Arc::downgrade(&wire),
+            health: health.clone(),
             generation,
-            health,
-            attempts: Semaphore::new(ATTEMPTS),
+        };
+        Task::spawn(event_loop.map(|event_loop| &**event_loop), serving.run());
+        if let Some(event_loop) = event_loop {
+            Task::spawn(Some(&**event_loop), flush(Arc::downgrade(&wire)));
+        }
+        let connection = Arc::new(Connection {
+            wire,
+            generation,
+            health: health.clone(),
             address: server_address,
         });
-        self.resubscribe(&connection).await.map_err(cannot_connect)?;
+        let watching = watch_silence(Arc::downgrade(self), Arc::downgrade(&connection), health, self.limit());
+        self.runtime.spawn(watching.boxed());
+        let subscribed = self.resubscribe(&connection).await;
+        subscribed.map_err(|error| cannot_connect(error.into()))?;
         Ok(connection)
     }
 
@@ -266,10 +258,13 @@ impl Link {
         match &opened {
             Ok(connection) if !connection.health.is_dead() => {
                 state.slot = Slot::Open(connection.clone());
+                state.open.retain(|open| open.strong_count() > 0);
+                state.open.push(Arc::downgrade(connection));
                 if !self.is_subscribed_on(generation) {
                     self.restore(&mut state);
                 }
                 drop(state);
+                self.leave_others(&connection.address);
                 if generation > 1 {
                     // Messages of the time without a connection were lost.
                     self.topics.notify_all();
@@ -291,23 +286,26 @@ impl Link {
             return;
         }
         connection.health.mark_dead();
-        connection.attempts.close();
+        connection.wire.refuse_attempts();
         let lost = std::mem::replace(&mut state.slot, Slot::Empty);
         self.restore(&mut state);
         drop(state);
-        self.lose_fast_path();
         tracing::debug!(address = &*self.address, generation, "connection replaced");
         drop(lost);
     }
 
-    /// Drops a connection that leads to another server than this one.
+    /// Ends every connection to another server than this one.
     pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
-        let address = self.config.at(host.clone(), *port);
-        let stray = match &self.state().slot {
-            Slot::Open(connection) if connection.address != address => connection.generation,
-            _ => return,
-        };
-        self.lose(stray);
+        self.leave_others(&self.config.at(host.clone(), *port));
+    }
+
+    /// Ends every connection to another address. Its calls fail: a late reply of a former master is no grant.
+    fn leave_others(self: &Arc<Self>, address: &ConnectionAddr) {
+        let open: Vec<_> = self.state().open.iter().filter_map(Weak::upgrade).collect();
+        for stray in open.iter().filter(|connection| connection.address != *address) {
+            self.lose(stray.generation);
+            stray.wire.end();
+        }
     }
 
     /// Reconnects in the background, and subscribes again, if there are subscribers.
@@ -321,20 +319,8 @@ impl Link {
 
     /// Closes the connection after the calls on it have ended, and refuses new calls.
     pub(super) fn close(&self) {
-        if let FastPathSlot::Open(fast_path) = std::mem::replace(&mut *self.fast_path_slot(), FastPathSlot::Closed) {
-            fast_path.end();
-        }
         let last = std::mem::replace(&mut self.state().slot, Slot::Closed);
         drop(last);
-    }
-}
-
-impl Drop for Link {
-    /// Ends the fast path, which the event loop and the watchdog would keep open. The last owner may be a reply that it reads.
-    fn drop(&mut self) {
-        if let FastPathSlot::Open(fast_path) = self.fast_path.get_mut() {
-            fast_path.abandon();
-        }
     }
 }
 
@@ -363,37 +349,5 @@ async fn keep_trying(link: Weak<Link>) {
         if let Err(failure) = outcome {
             tracing::debug!(%failure, "still no connection for the waiting");
         }
-    }
-}
-
-/// Handles the pushes of the server. The driver calls it; it must not block.
-fn listener(
-    link: &Arc<Link>,
-    health: &Arc<Health>,
-    generation: u64,
-) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
-    let (link, health) = (Arc::downgrade(link), health.clone());
-    move |push| {
-        match (push.kind, push.data.as_slice()) {
-            (PushKind::Disconnection, _) => {
-                health.mark_dead();
-                if let Some(link) = link.upgrade() {
-                    link.lose(generation);
-                }
-            }
-            (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(message)]) => {
-                if let Some(link) = link.upgrade() {
-                    link.topics.notify(channel, message);
-                }
-            }
-            (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {
-                if let Some(link) = link.upgrade() {
-                    link.topics.end(channel);
-                    link.endings.send_replace(());
-                }
-            }
-            _ => {}
-        }
-        Ok(())
     }
 }

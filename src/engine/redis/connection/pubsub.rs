@@ -16,10 +16,9 @@ use tokio::sync::watch;
 
 use super::{Connection, Link};
 use crate::engine::Subscription;
-use crate::engine::redis::error::{Failure, broken};
-
-/// The largest number of channels in one SUBSCRIBE.
-const AT_ONCE: usize = 500;
+use crate::engine::core::stream::{PendingReply, Replies};
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::wire::UNSUBSCRIBE_SHARD;
 
 /// Handles the messages of a channel. It must not block. An empty message means that messages may have been lost.
 pub(in super::super) type MessageHandler = Arc<dyn Fn(&[u8]) + Send + Sync>;
@@ -39,9 +38,9 @@ struct Topic {
     ended: AtomicU64,
 }
 
-/// All channels with receivers.
+/// All channels with receivers, and what waits for their messages, for the event loop.
 #[derive(Default)]
-pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
+pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>, Replies);
 
 impl Topic {
     fn notify(&self, message: &[u8]) {
@@ -57,6 +56,10 @@ impl Topic {
 impl Topics {
     fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Topic>>> {
         self.0.lock()
+    }
+
+    pub(super) fn receivers(&self) -> &Replies {
+        &self.1
     }
 
     pub(in super::super) fn is_empty(&self) -> bool {
@@ -156,6 +159,7 @@ impl Link {
             link: self.clone(),
             topic: topic.clone(),
             notifications: Some(notifications),
+            waits: Some(self.topics.1.expect()),
         };
         let _turn = topic.turn.lock().await;
         let connection = self.connection().await?;
@@ -186,19 +190,13 @@ impl Link {
     /// Subscribes a new connection to all channels with receivers.
     pub(in super::super) async fn resubscribe(&self, connection: &Connection) -> RedisResult<()> {
         let topics = self.topics.wanted();
-        for some in topics.chunks(AT_ONCE) {
-            match self.enter(connection, some).await {
-                Ok(()) => {}
-                Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
-                // The subscriber of a slot's channel searches for the node that serves the slot now.
-                Err(error) if self.sharded => tracing::debug!(%error, "a node refused a subscription"),
-                // Locks work without notifications: the service polls now and then. `keep_trying` subscribes again.
-                Err(error) => {
-                    tracing::warn!(%error, "the server refused a subscription");
-                    some.iter()
-                        .for_each(|topic| topic.confirmed.store(0, Ordering::Relaxed));
-                }
-            }
+        match self.enter(connection, &topics).await {
+            Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
+            // The subscriber of a slot's channel searches for the node that serves the slot now.
+            Err(error) if self.sharded => tracing::debug!(%error, "a node refused a subscription"),
+            // Locks work without notifications: the service polls now and then. `keep_trying` subscribes again.
+            Err(error) => tracing::warn!(%error, "the server refused a subscription"),
+            Ok(()) => {}
         }
         Ok(())
     }
@@ -235,32 +233,32 @@ impl Link {
 
     /// Sends the subscriptions to the server.
     async fn enter(&self, connection: &Connection, topics: &[Arc<Topic>]) -> RedisResult<()> {
-        if self.sharded {
-            // One by one: they may be in different slots.
-            let outcomes = join_all(topics.iter().map(|topic| sharded::enter(connection, topic))).await;
-            for (topic, outcome) in topics.iter().zip(&outcomes) {
-                if outcome.is_err() {
-                    topic.confirmed.store(0, Ordering::Relaxed);
-                    self.endings.send_replace(());
-                }
+        let verb = if self.sharded { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+        // One channel per command, so that each command has one reply; in a cluster they may be in different slots.
+        let outcomes = join_all(topics.iter().map(|topic| async move {
+            let ended = topic.ended.load(Ordering::Relaxed);
+            connection.wire.change_subscription(verb, &topic.channel).await?;
+            topic.confirmed.store(connection.generation, Ordering::Relaxed);
+            if topic.ended.load(Ordering::Relaxed) != ended {
+                // The node has ended it at the same time, because its slot moves.
+                let moving = redis::ServerErrorKind::TryAgain.into();
+                return Err((moving, "the node has ended the subscription").into());
             }
-            outcomes.into_iter().collect::<RedisResult<()>>()?;
-        } else {
-            let channels: Vec<&str> = topics.iter().map(|topic| &*topic.channel).collect();
-            connection.multiplexed.clone().subscribe(&channels).await?;
-            for topic in topics {
-                topic.confirmed.store(connection.generation, Ordering::Relaxed);
+            Ok(())
+        }));
+        let outcomes = outcomes.await;
+        for (topic, outcome) in topics.iter().zip(&outcomes) {
+            if outcome.is_err() {
+                topic.confirmed.store(0, Ordering::Relaxed);
+                self.endings.send_replace(());
             }
         }
-        Ok(())
+        outcomes.into_iter().collect()
     }
 
     async fn leave(&self, connection: &Connection, topic: &Topic) -> RedisResult<()> {
-        if self.sharded {
-            sharded::leave(connection, topic).await
-        } else {
-            connection.multiplexed.clone().unsubscribe(&*topic.channel).await
-        }
+        let verb = if self.sharded { UNSUBSCRIBE_SHARD } else { "UNSUBSCRIBE" };
+        connection.wire.change_subscription(verb, &topic.channel).await
     }
 
     /// Waits for the reply within the limit, because others may wait for the lock.
@@ -277,56 +275,28 @@ impl Link {
     }
 }
 
-/// Sharded channels of a cluster.
-mod sharded {
-    use redis::{PushKind, Value};
-
-    use super::*;
-
-    /// Subscribes to a channel. Fails if the node ends the subscription at the same time.
-    pub(super) async fn enter(connection: &Connection, topic: &Topic) -> RedisResult<()> {
-        let ended = topic.ended.load(Ordering::Relaxed);
-        say(connection, topic, "SSUBSCRIBE", PushKind::SSubscribe).await?;
-        topic.confirmed.store(connection.generation, Ordering::Relaxed);
-        if topic.ended.load(Ordering::Relaxed) != ended {
-            topic.confirmed.store(0, Ordering::Relaxed);
-            return Err(broken());
-        }
-        Ok(())
-    }
-
-    pub(super) async fn leave(connection: &Connection, topic: &Topic) -> RedisResult<()> {
-        say(connection, topic, "SUNSUBSCRIBE", PushKind::SUnsubscribe).await
-    }
-
-    /// One channel per command, so that each command has one reply.
-    async fn say(connection: &Connection, topic: &Topic, verb: &str, expected: PushKind) -> RedisResult<()> {
-        let mut cmd = redis::cmd(verb);
-        cmd.arg(&*topic.channel);
-        let reply = connection.multiplexed.clone().send_packed_command(&cmd).await?;
-        match reply.extract_error()? {
-            Value::Push { kind, data }
-                if kind == expected
-                    && matches!(data.first(), Some(Value::BulkString(channel)) if **channel == *topic.channel.as_bytes()) =>
-            {
-                Ok(())
-            }
-            // The node has ended a subscription at the same time, and the driver took that push for the reply: replies and
-            // calls are out of step from here on. A new connection corrects that.
-            _ => Err(broken()),
-        }
-    }
-}
-
 /// A subscription to one channel.
 pub(in super::super) struct RedisSubscription {
     link: Arc<Link>,
     topic: Arc<Topic>,
     /// `None` only while it is dropped.
     notifications: Option<watch::Receiver<()>>,
+    /// Something waits for its messages.
+    waits: Option<PendingReply>,
 }
 
 impl RedisSubscription {
+    /// From here on it counts as waiting only while a result of [`Self::waits`] exists: it is open longer than anything waits.
+    pub(in super::super) fn idle(mut self) -> Self {
+        self.waits = None;
+        self
+    }
+
+    /// Counts something that waits for its messages.
+    pub(in super::super) fn waits(&self) -> PendingReply {
+        self.link.topics.1.expect()
+    }
+
     /// Whether the server still has it, or the link will restore it.
     pub(in super::super) fn is_confirmed(&self) -> bool {
         self.topic.confirmed.load(Ordering::Relaxed) != 0

@@ -8,8 +8,7 @@ use redis::{Cmd, RedisResult, Value};
 use super::liveness::Health;
 use super::{Connection, Link};
 use crate::clock::Moment;
-use crate::engine::redis::error::{Failure, at, broken, spoils_connection};
-use crate::engine::redis::fast_path::FastPath;
+use crate::engine::redis::error::{Failure, at, spoils_connection};
 use crate::engine::redis::scripts::Script;
 
 /// Marks a command as an attempt to acquire. The connection limits the number of unanswered attempts
@@ -30,27 +29,8 @@ impl Link {
         call: &Cmd,
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        if let Some(fast_path) = self.fast_path() {
-            let answer = self.by_fast_path(&fast_path, call, attempt).await;
-            return match answer {
-                Err(failure) if failure.is_unknown_script() => {
-                    Box::pin(self.run_unknown(&fast_path, script, call, attempt)).await
-                }
-                answer => answer,
-            };
-        }
         let connection = self.connection().await?;
         self.run_on(&connection, script, call, false, attempt).await
-    }
-
-    /// Runs a script on the ordinary connection, from any thread.
-    pub(in super::super) async fn run_on_ordinary_connection(
-        self: &Arc<Self>,
-        script: &Script,
-        call: &Cmd,
-    ) -> Result<Value, Failure> {
-        let connection = self.connection().await?;
-        self.run_on(&connection, script, call, false, None).await
     }
 
     /// Runs a script on this connection. With `asking`, the command directly follows the `ASKING` that a node requires while
@@ -65,9 +45,33 @@ impl Link {
     ) -> Result<Value, Failure> {
         match self.call_on(connection, call, asking, attempt).await {
             Err(failure) if failure.is_unknown_script() => {
-                // No second permit: the attempt has been admitted.
-                self.call_on(connection, &script.with_source(call), asking, None).await
+                Box::pin(self.run_unknown(connection, script, call, asking, attempt)).await
             }
+            answer => answer,
+        }
+    }
+
+    /// Runs a script that the server did not know a moment ago. The first of many calls contains the text, and the server executes
+    /// the others after it. It has no permit, because calls that wait for the script may have all of them.
+    async fn run_unknown(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        script: &Script,
+        call: &Cmd,
+        asking: bool,
+        attempt: Attempt<'_>,
+    ) -> Result<Value, Failure> {
+        let whole = || script.with_source(call);
+        if let Some(_loading) = connection.wire.begin_load() {
+            let sent = Moment::now();
+            let answer = self.call_on(connection, &whole(), asking, None).await?;
+            if attempt.is_some() {
+                connection.wire.note_grant(&answer, sent);
+            }
+            return Ok(answer);
+        }
+        match self.call_on(connection, call, asking, attempt).await {
+            Err(failure) if failure.is_unknown_script() => self.call_on(connection, &whole(), asking, attempt).await,
             answer => answer,
         }
     }
@@ -81,32 +85,21 @@ impl Link {
         calls: &[Cmd],
         attempt: Attempt<'_>,
     ) -> Result<Vec<Result<Value, Failure>>, Failure> {
-        let mut pipeline = redis::pipe();
-        for (index, call) in calls.iter().enumerate() {
-            pipeline.add_command(if index == 0 {
-                script.with_source(call)
-            } else {
-                call.clone()
-            });
+        let mut cmds = calls.to_vec();
+        if let Some(first) = cmds.first_mut() {
+            *first = script.with_source(first);
         }
-        let mut multiplexed = connection.multiplexed.clone();
         let replies = async {
-            let _place = admitted(connection, attempt).await?;
-            multiplexed.send_packed_commands(&pipeline, 0, calls.len()).await
+            let _permit = admitted(connection, attempt).await?;
+            connection.wire.pipeline(&cmds).await
         };
         let replies = self.exchange(connection, replies).await?;
-        if replies.len() != calls.len() {
-            return Err(Failure::Unexpected("a pipeline"));
-        }
         let answers = replies.into_iter().map(|reply| Ok(reply.extract_error()?));
         Ok(answers.collect())
     }
 
     /// Sends one command on the current connection, and waits for its reply without a time limit.
     pub(in super::super) async fn call(self: &Arc<Self>, cmd: &Cmd) -> Result<Value, Failure> {
-        if let Some(fast_path) = self.fast_path() {
-            return self.by_fast_path(&fast_path, cmd, None).await;
-        }
         let connection = self.connection().await?;
         self.call_on(&connection, cmd, false, None).await
     }
@@ -119,58 +112,18 @@ impl Link {
         asking: bool,
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        let reply = async {
-            let _place = admitted(connection, attempt).await?;
-            // Boxed: the driver's future is large, and many attempts may be queued.
-            Box::pin(send(connection, cmd, asking)).await?.extract_error()
-        };
-        self.exchange(connection, reply).await
-    }
-
-    /// Runs a script that the server did not know a moment ago. The first of many calls contains the text, and the server executes
-    /// the others after it.
-    async fn run_unknown(
-        &self,
-        fast_path: &FastPath,
-        script: &Script,
-        call: &Cmd,
-        attempt: Attempt<'_>,
-    ) -> Result<Value, Failure> {
-        if let Some(_loading) = fast_path.begin_load() {
-            return self.by_fast_path(fast_path, &script.with_source(call), attempt).await;
-        }
-        match self.by_fast_path(fast_path, call, attempt).await {
-            Err(failure) if failure.is_unknown_script() => {
-                self.by_fast_path(fast_path, &script.with_source(call), attempt).await
-            }
-            answer => answer,
-        }
-    }
-
-    async fn by_fast_path(&self, fast_path: &FastPath, cmd: &Cmd, attempt: Attempt<'_>) -> Result<Value, Failure> {
+        let wire = &connection.wire;
         match attempt {
-            None => self.exchange_on(fast_path, fast_path.call(cmd)).await,
-            Some(mark_sent) => self.exchange_on(fast_path, fast_path.attempt(cmd, mark_sent)).await,
+            _ if asking => {
+                let reply = async {
+                    let _permit = admitted(connection, attempt).await?;
+                    wire.call_asking(cmd).await
+                };
+                self.exchange(connection, Box::pin(reply)).await
+            }
+            None => self.exchange(connection, wire.call(cmd)).await,
+            Some(mark_sent) => self.exchange(connection, wire.attempt(cmd, mark_sent)).await,
         }
-    }
-
-    /// Waits for a reply on the fast path, and records its liveness.
-    pub(in super::super) async fn exchange_on<T>(
-        &self,
-        fast_path: &FastPath,
-        reply: impl Future<Output = RedisResult<T>>,
-    ) -> Result<T, Failure> {
-        let left = |is_lost| match is_lost {
-            true => fast_path.end(),
-            false => fast_path.caller_left(),
-        };
-        let reply = Waiting::on(fast_path.health(), self.silence_limit(), left)
-            .until(reply)
-            .await;
-        if reply.as_ref().is_err_and(spoils_connection) {
-            fast_path.end();
-        }
-        Ok(reply.map_err(at(&self.address))?)
     }
 
     /// Waits for a reply on a connection, and records its liveness.
@@ -182,6 +135,8 @@ impl Link {
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
         let left = |is_lost| {
+            // Also where the connection is replaced: it lives on while other callers wait for late replies.
+            connection.wire.caller_left();
             if is_lost {
                 self.lose(connection.generation);
             }
@@ -196,34 +151,15 @@ impl Link {
     }
 }
 
-/// Sends one command and waits for its reply.
-async fn send(connection: &Connection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
-    let mut multiplexed = connection.multiplexed.clone();
-    if !asking {
-        return multiplexed.send_packed_command(cmd).await;
-    }
-    // In one packet: `ASKING` applies to the next command on the connection, whichever call that belongs to.
-    let mut pair = redis::pipe();
-    pair.cmd("ASKING").add_command(cmd.clone());
-    let replies = multiplexed.send_packed_commands(&pair, 1, 1).await?;
-    Ok(replies.into_iter().next().unwrap_or(Value::Nil))
-}
-
 /// Waits until an attempt may be sent on a connection, and marks it as sent. `None` for other commands.
-///
-/// The driver discards a command whose caller was dropped before the write. So a dropped attempt is sent only if its bytes
-/// are in the driver's write buffer.
 async fn admitted<'c>(
     connection: &'c Connection,
     attempt: Attempt<'_>,
 ) -> RedisResult<Option<tokio::sync::SemaphorePermit<'c>>> {
     let Some(mark_sent) = attempt else { return Ok(None) };
-    let place = connection.attempts.acquire().await.map_err(|_| broken())?;
-    if connection.health.is_dead() {
-        return Err(broken());
-    }
+    let permit = connection.wire.permit().await?;
     mark_sent();
-    Ok(Some(place))
+    Ok(Some(permit))
 }
 
 /// A call that waits for its reply. If it is dropped without one, the connection may be replaced.

@@ -12,16 +12,14 @@ const OLDEST: (u32, u32) = (6, 2);
 /// The oldest supported version of a cluster: earlier ones have no sharded channels.
 const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
-/// Checks the mode and the version of a server. The login sent `HELLO` before, but the driver does not expose the reply.
+/// Checks the mode and the version of a server.
 ///
 /// # Errors
 /// [`Failure::WrongServer`] for a sentinel, for an old server, and outside of a cluster for a node of one.
 pub(in super::super) async fn check_server(link: &Arc<Link>, in_cluster: bool) -> Result<(), Failure> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
-    // Not on a fast path, whose protocol it would change.
-    let connection = link.connection().await?;
-    let Value::Map(fields) = link.call_on(&connection, &hello, false, None).await? else {
+    let Value::Map(fields) = link.call(&hello).await? else {
         return Err(Failure::Unexpected("HELLO"));
     };
     let text_of = |what: &str| {

@@ -19,9 +19,9 @@ impl RedisEngine {
     /// Makes one attempt, by plain commands where they suffice.
     pub(in super::super) async fn try_once(&self, claim: &Claim) -> Result<Acquired, EngineError> {
         // A future is moved as a whole when it is boxed. So rare parts have a box of their own, which is created on demand.
-        let busy = match self.plain_fast_path(claim) {
+        let busy = match self.for_plain_commands(claim) {
             None => false,
-            Some((link, fast_path)) => match self.try_plainly(link, &fast_path, claim).await {
+            Some((link, connection)) => match self.try_plainly(link, &connection, claim).await {
                 Ok(Ok(acquired)) => {
                     if claim.waiting {
                         self.waiters.known.leave(&claim.owner);
@@ -81,7 +81,6 @@ impl RedisEngine {
                 Box::pin(self.waiters.listen(slot)).await?
             }
         };
-        self.waiters.listen_on_fast_path();
         self.attempt(claim, whole, Some(&channel), least).await
     }
 
@@ -145,7 +144,7 @@ impl RedisEngine {
     ) -> Result<Option<Acquired>, Failure> {
         if let Err(Failure::Replicas { .. }) = answer {
             // The failure is returned in any case: the service releases the claim once more.
-            let _ = Box::pin(self.release_part(claim, Duration::ZERO, false)).await;
+            let _ = Box::pin(self.release_part(claim, Duration::ZERO)).await;
         }
         match answer? {
             Value::Int(fence) if fence > 0 => {

@@ -1,4 +1,4 @@
-//! The common case of an acquisition, on the fast path: plain commands in the place of `acquire.lua`, which use less than
+//! The common case of an acquisition: plain commands in the place of `acquire.lua`, which use less than
 //! half of the server's time.
 //!
 //! ```text
@@ -8,14 +8,14 @@
 //! MGET <locks>                           whether each owner still holds its name
 //! ```
 //!
-//! The names are those of all acquisitions in one tick of the event loop (`fast_path/pipeline.rs`), often one. The four commands
+//! The names are those of all acquisitions in one tick of the event loop (`wire/pipeline.rs`), often one. The four commands
 //! are not atomic, and every promise holds nevertheless:
 //!
 //! - **Tokens grow.** The owner token is fresh. So a name that has this owner after `SET` and at the last command had it all
 //!   the time in between, in which its token was drawn. A later holder acquires the name later, draws its token later, and so
 //!   gets a larger one.
 //! - **The last token may be lost** with the server's memory, or be older after a failure that lost the last writes. So plain
-//!   commands are used only for a second after a grant by `acquire.lua` on the same fast path, which raises the counter to the
+//!   commands are used only for a second after a grant by `acquire.lua` on the same connection, which raises the counter to the
 //!   server's clock. The tokens stay behind the clock while a server grants fewer than a million of them per second. If the key
 //!   was deleted meanwhile, the token is [too small](SMALLEST), and the script decides.
 //! - **A user may have no right to scripts** (it was revoked). By the same rule plain commands acquire no lock that no script
@@ -30,8 +30,7 @@
 //! If the last attempt, a moment ago, has found a name busy, its holder is read first: so this one writes nothing if it still is.
 //! An attempt that may enter the queue uses the script at once then.
 //!
-//! The record for `inspect` (`record.lua`) is stored at the end of the tick, with many grants after 25 to 50 ms, unless the lock
-//! was released before.
+//! The record for `inspect` (`record.lua`) is stored 25 to 50 ms later, unless the lock was released before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,12 +38,13 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::engine::redis::RedisEngine;
-use crate::engine::redis::connection::Link;
+use crate::engine::redis::connection::records::Record;
+use crate::engine::redis::connection::{Connection, Link};
 use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
-use crate::engine::redis::fast_path::{ALONE, BatchRelease, FastPath, Outcome, Record, resp};
 use crate::engine::redis::keys::{CHANNEL_PREFIX, KeyBuffer, LAST, Part};
 use crate::engine::redis::scripts::RELEASE_MANY;
 use crate::engine::redis::topology::Route;
+use crate::engine::redis::wire::{ALONE, BatchRelease, Outcome, resp};
 use crate::engine::{Acquired, Released};
 use crate::model::{Claim, Fence, Key};
 
@@ -71,14 +71,14 @@ pub(in super::super) enum Undecided {
 }
 
 impl RedisEngine {
-    /// Returns the fast path, if this thread has one.
-    pub(in super::super) fn fast_path(&self) -> Option<(&Arc<Link>, Arc<FastPath>)> {
+    /// Returns the connection to the only server, if it is open.
+    pub(in super::super) fn current(&self) -> Option<(&Arc<Link>, Arc<Connection>)> {
         let Route::One(link) = &self.route else { return None };
-        Some((link, link.fast_path()?))
+        Some((link, link.current()?))
     }
 
-    /// Returns the fast path, if plain commands may be used for a claim.
-    pub(in super::super) fn plain_fast_path(&self, claim: &Claim) -> Option<(&Arc<Link>, Arc<FastPath>)> {
+    /// Returns the connection, if plain commands may be used for a claim.
+    pub(in super::super) fn for_plain_commands(&self, claim: &Claim) -> Option<(&Arc<Link>, Arc<Connection>)> {
         if !self.counts || self.replicated.is_some() || claim.keys().len() != 1 || claim.metadata.is_some() {
             return None;
         }
@@ -91,66 +91,65 @@ impl RedisEngine {
         {
             return None;
         }
-        self.fast_path()
-            .filter(|(_, fast_path)| fast_path.is_plain() && fast_path.is_seeded())
+        self.current()
+            .filter(|(_, connection)| connection.wire.is_plain() && connection.wire.is_seeded())
     }
 
     /// Makes one attempt by plain commands. It is granted, or the script has to decide.
     pub(in super::super) async fn try_plainly(
         &self,
         link: &Arc<Link>,
-        fast_path: &FastPath,
+        connection: &Arc<Connection>,
         claim: &Claim,
     ) -> Result<Result<Acquired, Undecided>, Failure> {
         let key = &claim.keys()[0];
         if self.contended.is(key) {
-            let look = fast_path.check(claim);
-            if let Outcome::Held = link.exchange_on(fast_path, look).await? {
+            let look = connection.wire.check(claim);
+            if let Outcome::Held = link.exchange(connection, look).await? {
                 self.contended.note(key);
                 return Ok(Err(Undecided::Held));
             }
             self.contended.forget(key);
         }
-        let (fence, queued) = match link.exchange_on(fast_path, fast_path.acquire(claim)).await {
+        let (fence, queued) = match link.exchange(connection, connection.wire.acquire(claim)).await {
             Ok(Outcome::Acquired { fence, queued }) => (fence, queued),
-            Ok(Outcome::Replies(replies)) => return Box::pin(self.undecided(fast_path, claim, *replies)).await,
+            Ok(Outcome::Replies(replies)) => return Box::pin(self.undecided(connection, claim, *replies)).await,
             Ok(_) => return Err(Failure::Unexpected(COMMANDS)),
             Err(Failure::Call(error)) if is_not_understood(&error) => {
                 // Nothing was acquired.
-                fast_path.use_scripts_only();
+                connection.wire.use_scripts_only();
                 return Ok(Err(Undecided::Unclear));
             }
             Err(failure) => return Err(failure),
         };
-        if queued && Box::pin(self.is_queued(link, fast_path, key)).await? {
-            Box::pin(self.release_part(claim, Duration::ZERO, false)).await?;
+        if queued && Box::pin(self.is_queued(link, connection, key)).await? {
+            Box::pin(self.release_part(claim, Duration::ZERO)).await?;
             return Ok(Err(Undecided::Unclear));
         }
         if fence < SMALLEST {
             return Ok(Err(Undecided::Unclear));
         }
         let fence = Fence(fence as u64);
-        let record = Record {
+        link.record_later(Record {
             claim: claim.clone(),
             fence,
             attempt: None,
-        };
-        link.record_later(fast_path, record);
+        });
         Ok(Ok(Acquired::Granted { fence }))
     }
 
     /// Whether a name has waiters. A waiter that was there before the acquisition still is.
-    async fn is_queued(&self, link: &Link, fast_path: &FastPath, key: &Key) -> Result<bool, Failure> {
+    async fn is_queued(&self, link: &Arc<Link>, connection: &Arc<Connection>, key: &Key) -> Result<bool, Failure> {
         let mut room = KeyBuffer::default();
         let (_, [queue]) = room.keys(&self.layout, key.as_str(), [Part::Queue]);
-        let look = fast_path.call_written(|out| resp::write(out, &["EXISTS", queue]));
-        Ok(link.exchange_on(fast_path, look).await? != Value::Int(0))
+        let look = connection.wire.call_written(|out| resp::write(out, &["EXISTS", queue]));
+        Ok(link.exchange(connection, look).await? != Value::Int(0))
     }
 
     /// Reads the replies for a name that was not acquired.
     async fn undecided(
         &self,
-        fast_path: &FastPath,
+        connection: &Arc<Connection>,
         claim: &Claim,
         [queued, held, fence, still]: [Value; 4],
     ) -> Result<Result<Acquired, Undecided>, Failure> {
@@ -159,10 +158,10 @@ impl RedisEngine {
                 let is_refused =
                     |reply: &&Value| matches!(reply, Value::ServerError(error) if is_forbidden(&error.clone().into()));
                 if [&queued, &fence, &still].iter().any(is_refused) {
-                    fast_path.use_scripts_only();
+                    connection.wire.use_scripts_only();
                 }
                 if queued != Value::Int(0) {
-                    self.release_part(claim, Duration::ZERO, false).await?;
+                    self.release_part(claim, Duration::ZERO).await?;
                 }
                 Ok(Err(Undecided::Unclear))
             }
@@ -177,20 +176,20 @@ impl RedisEngine {
         }
     }
 
-    /// Releases the one name of a claim without metadata. `None`: the release has to be made alone.
-    pub(in super::super) async fn release_on_fast_path(
+    /// Releases the one name of a claim without metadata, by a script that the releases of one tick share. `None`: the release has to be made alone.
+    pub(in super::super) async fn release_in_batch(
         &self,
-        link: &Link,
-        fast_path: &FastPath,
+        link: &Arc<Link>,
+        connection: &Arc<Connection>,
         claim: &Claim,
     ) -> Result<Option<Released>, Failure> {
-        fast_path.forget(&claim.owner);
+        link.forget_record(&claim.owner);
         let place = claim.waiting.then(|| {
             self.waiters.known.leave(&claim.owner);
             self.waiters.member_suffix(claim)
         });
-        let freed = fast_path.release(&RELEASE, claim, place.as_deref());
-        match link.exchange_on(fast_path, freed).await? {
+        let freed = connection.wire.release(&RELEASE, claim, place.as_deref());
+        match link.exchange(connection, freed).await? {
             Outcome::Released(answer @ 0..4) => Ok(Some(self.released(answer, claim.keys()))),
             Outcome::Released(ALONE) => Ok(None),
             _ => Err(Failure::Unexpected("release_many.lua")),

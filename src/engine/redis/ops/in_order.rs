@@ -32,7 +32,6 @@ impl RedisEngine {
                 }
                 continue;
             }
-            let attempts: Vec<_> = rest[..count].iter().map(|claim| self.dropped.watch(claim)).collect();
             for (index, acquired) in self
                 .acquire_together(&rest[..count], slot)
                 .await
@@ -41,7 +40,6 @@ impl RedisEngine {
             {
                 answer(at + index, acquired.map_err(|failure| failure.during("acquire")));
             }
-            attempts.into_iter().for_each(|attempt| attempt.answered());
             at += count;
         }
     }

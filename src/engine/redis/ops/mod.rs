@@ -3,7 +3,6 @@
 mod acquire;
 mod acquire_plain;
 pub(super) mod contended;
-pub(super) mod dropped;
 mod in_order;
 pub(super) mod inspect;
 mod multi_slot;

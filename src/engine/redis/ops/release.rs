@@ -27,25 +27,21 @@ const UNFINISHED: i64 = 2;
 impl RedisEngine {
     /// Releases a claim, in one slot or in several.
     pub(in super::super) async fn release_whole(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
-        if let Some((_, fast_path)) = self.fast_path() {
+        if let Route::One(link) = &self.route {
             if keep.is_zero() {
-                fast_path.forget(&claim.owner);
+                link.forget_record(&claim.owner);
             } else {
-                fast_path.write_records();
+                link.write_records();
             }
         }
         if claim.waiting {
             self.waiters.known.leave(&claim.owner);
         }
-        let behind = self.dropped.take(&claim.owner);
-        if behind {
-            self.settled().await;
-        }
         match self.parts(claim) {
-            None => self.release_part(claim, keep, behind).await,
+            None => self.release_part(claim, keep).await,
             Some(parts) => {
                 let mut released: FuturesUnordered<_> =
-                    parts.iter().map(|part| self.release_part(part, keep, behind)).collect();
+                    parts.iter().map(|part| self.release_part(part, keep)).collect();
                 let mut all = Ok(Released::Freed);
                 while let Some(part) = released.next().await {
                     all = combined(all, part);
@@ -55,14 +51,8 @@ impl RedisEngine {
         }
     }
 
-    /// Releases names of one slot, and removes the waiter from their queues. `behind`: after the attempts that this process
-    /// has sent.
-    pub(in super::super) async fn release_part(
-        &self,
-        claim: &Claim,
-        keep: Duration,
-        behind: bool,
-    ) -> Result<Released, Failure> {
+    /// Releases names of one slot, and removes the waiter from their queues.
+    pub(in super::super) async fn release_part(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let member = if claim.waiting {
             self.waiters.member(claim)
@@ -87,10 +77,9 @@ impl RedisEngine {
             (Route::Cluster(cluster), [key]) => {
                 let smaller = self.split_release_call(key, claim.owner.as_str(), keep);
                 let scripts: [(&Script, &Cmd); 2] = [(&RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
-                cluster.run_first(&scripts, slot, None, behind).await
+                cluster.run_first(&scripts, slot, None).await
             }
-            _ if behind => self.run_behind(&RELEASE, &call, slot).await,
-            _ => self.route.run(&RELEASE, &call, slot).await,
+            _ => self.run_release(&RELEASE, &call, slot).await,
         };
         match answer {
             Ok(Value::Int(answer @ 0..4)) => Ok(self.released(answer, claim.keys())),
@@ -99,7 +88,7 @@ impl RedisEngine {
                 let mut all = Ok(Released::Freed);
                 for key in claim.keys() {
                     let one = part(claim, std::slice::from_ref(key));
-                    all = combined(all, Box::pin(self.release_part(&one, keep, behind)).await);
+                    all = combined(all, Box::pin(self.release_part(&one, keep)).await);
                 }
                 all
             }
@@ -138,12 +127,10 @@ impl RedisEngine {
     /// Releases many abandoned claims, with one script for each slot. Each takes effect after the attempts of its claim.
     pub(in super::super) async fn release_many(&self, claims: &[Claim], answer: &mut Releases<'_>) {
         for claim in claims {
-            self.dropped.take(&claim.owner);
             if claim.waiting {
                 self.waiters.known.leave(&claim.owner);
             }
         }
-        self.settled().await;
         let mut slots: HashMap<u16, Vec<(usize, &Key)>> = HashMap::new();
         for (index, claim) in claims.iter().enumerate() {
             for key in claim.keys() {
@@ -172,7 +159,7 @@ impl RedisEngine {
     async fn release_names(&self, claims: &[Claim], names: &[(usize, &Key)]) -> Vec<Result<Released, Failure>> {
         let slot = self.slot(names[0].1);
         let call = self.release_call(claims, names, slot);
-        let answers = match self.run_behind(&RELEASE_MANY, &call, slot).await {
+        let answers = match self.run_release(&RELEASE_MANY, &call, slot).await {
             Ok(Value::Int(held)) if held == names.len() as i64 => vec![HELD; names.len()],
             Ok(Value::Array(answers)) if answers.len() == names.len() => {
                 let number = |answer: &Value| if let Value::Int(number) = answer { *number } else { -1 };
@@ -189,7 +176,7 @@ impl RedisEngine {
                 0..4 => Ok(self.released(answer, std::slice::from_ref(*key))),
                 _ => {
                     let part = part(&claims[*index], &[(*key).clone()]);
-                    self.release_part(&part, Duration::ZERO, true).await
+                    self.release_part(&part, Duration::ZERO).await
                 }
             });
         }
@@ -222,21 +209,11 @@ impl RedisEngine {
         call
     }
 
-    /// Waits until all earlier commands on the fast path are answered, or the fast path has ended.
-    async fn settled(&self) {
-        if let Route::One(link) = &self.route
-            && let Some(fast_path) = link.current_fast_path()
-        {
-            fast_path.settled().await;
-        }
-    }
-
-    /// Runs a script after the attempts that this process has sent on the ordinary connection, and in a cluster on the fast path.
-    async fn run_behind(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
-        match (&self.replicated, &self.route) {
-            (Some(replicated), _) => replicated.link.run_on_ordinary_connection(script, call).await,
-            (None, Route::One(link)) => link.run_on_ordinary_connection(script, call).await,
-            (None, Route::Cluster(cluster)) => cluster.run_behind(script, call, slot).await,
+    /// Runs a script on the current connection. The server executes it after the attempts that were sent on the same connection.
+    async fn run_release(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+        match &self.replicated {
+            Some(replicated) => replicated.link.run(script, call).await,
+            None => self.route.run(script, call, slot).await,
         }
     }
 

@@ -4,14 +4,6 @@
 //! The waiters of this process share a channel, on which the server names the waiter that got a name by hand-off. They also
 //! share a heartbeat: one script for all names, which is sent at the end of the lease before a waiter, too, and hands off names
 //! that became free.
-//!
-//! The channel is subscribed on the ordinary connection, which alone decides whether waiters enter the queue. Where there is a fast
-//! path it is subscribed there, too, so that the event loop reads the message and settles the call in the same tick, without a
-//! wake-up of another thread. Then the copy on the ordinary connection is delivered only if the other one has not arrived after
-//! 20 ms (`LATE` in `copies.rs`): the event loop is blocked, or the fast path has ended. So the fast path may lose messages, and
-//! is never waited for.
-
-mod copies;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -21,12 +13,12 @@ use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
-use self::copies::{Copies, Source};
 use super::error::Failure;
 use super::keys::{FENCE_KEPT_MS, Layout, Part};
 use super::scripts::{HEARTBEAT, RELEASE, REMOVE_WAITER};
 use super::topology::{ChannelSubscription, Route};
 use crate::clock::Moment;
+use crate::engine::core::stream::PendingReply;
 use crate::engine::hand_off::{ClockReading, GrantTimes};
 use crate::engine::local_waiters;
 use crate::engine::{HandOff, WAITER_LIVENESS};
@@ -34,6 +26,9 @@ use crate::model::{Claim, Fence, Key, OwnerToken};
 
 /// The largest number of names in one script, so that it blocks the server only for a short time.
 const NAMES_AT_ONCE: usize = 100;
+
+/// What a waited name has: the channel of its waiters, and a place in the count of what waits for messages.
+type Receiving = (Arc<ChannelSubscription>, Option<PendingReply>);
 
 /// The waiters of one engine.
 pub(super) struct Waiters {
@@ -44,10 +39,8 @@ pub(super) struct Waiters {
     takes_grants: bool,
     /// The name of this engine in the queues: random, hexadecimal.
     pub(super) process: String,
-    /// Each name has the channel of its waiters.
-    pub(super) known: Arc<local_waiters::LocalWaiters<Arc<ChannelSubscription>>>,
+    pub(super) known: Arc<local_waiters::LocalWaiters<Receiving>>,
     channels: Mutex<Channels>,
-    copies: Mutex<Copies>,
 }
 
 #[derive(Default)]
@@ -102,7 +95,6 @@ impl Waiters {
             process: format!("{:016x}", fastrand::u64(..)),
             known: Arc::new(local_waiters::LocalWaiters::new()),
             channels: Mutex::default(),
-            copies: Mutex::default(),
         })
     }
 
@@ -151,7 +143,12 @@ impl Waiters {
     /// Opens the channel for a slot. It stays open while it has waiters; without a cluster, as long as the engine lives.
     pub(super) async fn listen(self: &Arc<Self>, slot: u16) -> Result<Arc<ChannelSubscription>, Failure> {
         let slot = self.channel_slot(slot);
-        let handler = self.handler(slot, Source::Ordinary);
+        let waiters = Arc::downgrade(self);
+        let handler = Arc::new(move |message: &[u8]| {
+            if let Some(waiters) = waiters.upgrade() {
+                waiters.deliver(slot, message);
+            }
+        });
         let channel = Arc::new(self.route.listen(slot, &self.process, handler).await?);
         let mut channels = self.channels();
         if let Some(other) = channels.open.get(&slot).and_then(Weak::upgrade) {
@@ -301,7 +298,10 @@ impl Waiters {
         left: Option<Duration>,
         channel: &Arc<ChannelSubscription>,
     ) {
-        if self.known.enter(owner, key, number, left, || channel.clone()) {
+        if self
+            .known
+            .enter(owner, key, number, left, || (channel.clone(), channel.waits()))
+        {
             let waiters = self.clone();
             self.route.runtime().spawn(FutureExt::boxed(async move {
                 waiters

@@ -16,9 +16,8 @@
 //!   token, takes two thirds at most and leaves time: ttl − elapsed − drift > 0. Below a ttl of 150 ms the shortest time that
 //!   a node has is longer than a third. The service always counts from before the first request, and rejects a grant that
 //!   has expired.
-//! - **Fast paths.** A call on the event loop's thread uses the fast paths of the nodes, and each answer is counted where it
-//!   is read, without a task. Other calls, and calls to a node without a fast path, have a task for each node that uses the
-//!   ordinary connection. The answers of both are handled in the same functions (`acquire/round.rs`, `release.rs`).
+//! - **No task per node.** Each answer is counted where it is read. A call has a task for a node without a connection, which opens
+//!   one. The answers of both are handled in the same functions (`acquire/round.rs`, `release.rs`).
 //! - **Attempts are limited** to [`ATTEMPTS`]. An attempt that ended without the answer of a majority keeps its permit until its last vote is
 //!   answered or the connection of that vote has ended. So calls that fail while nodes stall add no further votes.
 //! - **A renewal heals** nodes that lost the lock in a restart or were down when it was granted (`renew.rs`).
@@ -55,7 +54,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
 use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -70,8 +69,8 @@ use self::turns::Turns;
 use self::votes::{Votes, majority, no_majority};
 use super::error::{ENGINE, Failure};
 use super::keys::{Layout, Part};
+use super::ops::contended::Contended;
 use super::scripts::Script;
-use super::{fast_path::resp, ops::contended::Contended};
 use crate::engine::attempt_queue::AttemptQueue;
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -265,21 +264,9 @@ impl Quorum {
         if time == 0 { 0 } else { next(&self.last_floor, time) }
     }
 
-    /// Flushes deferred grant records so that `inspect` sees them.
+    /// Sends the records of grants that were not sent yet. The nodes store them before they execute later requests.
     fn write_records(&self) {
-        for fast_path in self.nodes.iter().filter_map(|node| node.link.fast_path()) {
-            fast_path.write_records();
-        }
-    }
-
-    /// Flushes deferred grant records and waits until they are written, up to `limit`: the next request uses another
-    /// connection.
-    async fn flush_records(&self, limit: Duration) {
-        let fast_paths: Vec<_> = self.nodes.iter().filter_map(|node| node.link.fast_path()).collect();
-        let written = fast_paths.iter().filter(|fast_path| fast_path.write_records());
-        // The reply comes after those to the records.
-        let replies = join_all(written.map(|fast_path| fast_path.call_written(|out| resp::write(out, &["TIME"]))));
-        let _ = tokio::time::timeout(limit, replies).await;
+        self.nodes.iter().for_each(|node| node.link.write_records());
     }
 
     fn no_majority<T>(
@@ -295,6 +282,10 @@ impl Quorum {
     fn close_connections(&self) {
         self.closing.cancel();
         for node in &self.nodes {
+            // The rounds in progress keep it open otherwise.
+            if let Some(connection) = node.link.current() {
+                connection.wire.end();
+            }
             node.link.close();
         }
     }

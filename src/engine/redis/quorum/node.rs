@@ -23,7 +23,7 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
     pub(super) cleanup: Cleanup,
-    /// The connection of the last attempt on an ordinary connection. Zero: there was none.
+    /// The connection of the last attempt by script that had a task of its own. Zero: there was none.
     last_attempt_on: AtomicU64,
     clock: Mutex<Option<Clock>>,
     /// Whether the node refused the last release or vote by script: no plain commands acquire a vote that it could not release.
@@ -98,11 +98,9 @@ pub(super) enum Renewal {
 
 impl Node {
     pub(super) fn new(config: RedisConfig) -> Self {
-        let (address, link) = (config.address().into(), Link::new(config));
-        link.allow_fast_path();
         Node {
-            address,
-            link,
+            address: config.address().into(),
+            link: Link::new(config),
             cleanup: Cleanup::default(),
             last_attempt_on: AtomicU64::new(0),
             clock: Mutex::new(None),
@@ -141,7 +139,7 @@ impl Node {
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Checks the mode and the version of the server and the rights of the user, reads its clock, and opens the fast path.
+    /// Checks the mode and the version of the server and the rights of the user, and reads its clock.
     pub(super) async fn handshake(&self) -> Result<(), Failure> {
         explained(self.link.config(), check_server(&self.link, false)).await?;
         let route = Route::One(self.link.clone());
@@ -153,7 +151,6 @@ impl Node {
         );
         checked?;
         self.observe_time(&time?)?;
-        self.link.open_fast_path().await;
         Ok(())
     }
 
@@ -199,7 +196,7 @@ impl Node {
         clock.map(|clock| clock.offset)
     }
 
-    /// Returns whether an attempt is the first one on the ordinary connection with this number, and notes it.
+    /// Returns whether an attempt is the first one with a task on the connection with this number, and notes it.
     pub(super) fn is_first_attempt_on(&self, connection: u64) -> bool {
         self.last_attempt_on.swap(connection, Relaxed) != connection
     }
@@ -249,9 +246,6 @@ impl Node {
 
     /// Runs a script. Allocates the exchange only when there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
-        if self.link.fast_path().is_some() {
-            return Box::pin(self.link.run(script, call)).await;
-        }
         let connection = self.link.connection().await?;
         Box::pin(self.link.run_on(&connection, script, call, false, None)).await
     }

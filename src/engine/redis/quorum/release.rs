@@ -14,12 +14,10 @@ use super::scripts::{FORCE_RELEASE, RELEASE};
 use super::votes::{Answer, Count, Votes};
 use super::{PARTS, Quorum};
 use crate::clock::Moment;
+use crate::engine::redis::connection::Connection;
 use crate::engine::redis::error::Failure;
-use crate::engine::redis::fast_path::ReplySink;
-use crate::engine::redis::{
-    fast_path::{ALONE, BatchRelease, FastPath},
-    keys::{FREE_CHANNEL, Part},
-};
+use crate::engine::redis::keys::{FREE_CHANNEL, Part};
+use crate::engine::redis::wire::{ALONE, BatchRelease, ReplySink};
 use crate::engine::{Released, Releases, Result};
 use crate::model::{Claim, Key, Ttl};
 
@@ -158,24 +156,28 @@ struct ReleaseRound {
 impl ReleaseRound {
     fn send(self: &Arc<Self>) {
         let sink: Arc<dyn ReplySink> = self.clone();
-        let fast_paths: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.fast_path()).collect();
-        let number = |fast_path: &Option<Arc<FastPath>>| fast_path.as_ref().map_or(0, |fast_path| fast_path.number());
-        let numbers = fast_paths.iter().map(number);
-        self.quorum.lifetimes.end_on(&self.claim.owner, numbers);
-        for (index, fast_path) in fast_paths.into_iter().enumerate() {
-            let Some(fast_path) = fast_path else {
-                self.send_on_connection(index);
+        let connections: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.current()).collect();
+        let number = |connection: &Option<Arc<Connection>>| connection.as_ref().map_or(0, |one| one.generation);
+        self.quorum
+            .lifetimes
+            .end_on(&self.claim.owner, connections.iter().map(number));
+        for (index, connection) in connections.into_iter().enumerate() {
+            let link = &self.quorum.nodes[index].link;
+            if self.until.is_past() {
+                link.forget_record(&self.claim.owner);
+            } else {
+                link.write_records();
+            }
+            let Some(connection) = connection else {
+                self.send_in_task(index);
                 continue;
             };
-            if self.until.is_past() {
-                fast_path.forget(&self.claim.owner);
-            } else {
-                fast_path.write_records();
-            }
             if self.is_batchable() {
-                fast_path.release_to_sink(&sink, index, &RELEASE_BATCH, &self.claim);
+                connection
+                    .wire
+                    .release_to_sink(&sink, index, &RELEASE_BATCH, &self.claim);
             } else {
-                fast_path.call_to_sink(&sink, index, |out| self.call().write_packed_command(out));
+                connection.wire.call_to_sink(&sink, index, self.call());
             }
         }
     }
@@ -190,7 +192,7 @@ impl ReleaseRound {
         self.until.is_past() && self.claim.keys().len() == 1
     }
 
-    fn send_on_connection(self: &Arc<Self>, index: usize) {
+    fn send_in_task(self: &Arc<Self>, index: usize) {
         let round = self.clone();
         self.quorum.spawn(async move {
             let quorum = &round.quorum;
@@ -243,7 +245,7 @@ impl ReplySink for ReleaseRound {
         let answer = reply.map_err(Failure::from);
         let is_alone = matches!(&answer, Ok(Value::Int(ALONE)));
         if is_alone || matches!(&answer, Err(failure) if failure.is_unknown_script()) {
-            return self.send_on_connection(index);
+            return self.send_in_task(index);
         }
         self.answered(index, answer);
     }

@@ -11,6 +11,7 @@ use super::votes::{Answer, Count, Votes};
 use super::{PARTS, Quorum, VOTED};
 use crate::clock::Moment;
 use crate::engine::redis::keys::RECORD_KEPT_MS;
+use crate::engine::redis::ops::inspect::RECORD_UNDER_WAY;
 use crate::engine::redis::scripts::TRANSFER;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
@@ -22,6 +23,9 @@ const LONGEST_HEAL: Duration = Duration::from_secs(60);
 /// The shortest time that a renewal has for its answer. Otherwise it has an eighth of the ttl, so that it can be retried
 /// several times while the lease lasts.
 const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_millis(80);
+
+/// The answer of `transfer.lua` of a node that has no record of the grant.
+const RECORD_IS_MISSING: i64 = 2;
 
 impl Quorum {
     /// Extends the lease on every node; a majority must still have it.
@@ -81,7 +85,7 @@ impl Quorum {
     /// If the lease is lost, it is released on the nodes that have transferred it.
     pub(super) async fn transfer(self: &Arc<Self>, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
         let limit = self.vote_timeout(claim.ttl);
-        self.flush_records(limit).await;
+        self.write_records();
         let ttl = claim.ttl.as_millis();
         let mut call = self.call(&TRANSFER, &PARTS, claim, claim.owner.as_str());
         call.arg(to.as_str())
@@ -89,7 +93,22 @@ impl Quorum {
             .arg(ttl + RECORD_KEPT_MS)
             .arg(claim.process.pid)
             .arg(&claim.process.host);
-        let votes = self.request_number(limit, &TRANSFER, call, |done| done == 1);
+        let mut demanding = call.clone();
+        demanding.arg("with-records");
+        let calls = Arc::new((demanding, call));
+        let votes = self.request(limit, move |node| {
+            let calls = calls.clone();
+            async move {
+                // The process of the grant may write the record a moment later.
+                for _ in 0..2 {
+                    match node.number(&TRANSFER, &calls.0).await? {
+                        RECORD_IS_MISSING => tokio::time::sleep(RECORD_UNDER_WAY[0]).await,
+                        done => return Ok(done == 1),
+                    }
+                }
+                Ok(node.number(&TRANSFER, &calls.1).await? == 1)
+            }
+        });
         let (verdict, answers) = votes
             .decide(limit, |answers| Count::of(answers, |done| *done).verdict())
             .await;

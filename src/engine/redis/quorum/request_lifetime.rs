@@ -18,7 +18,7 @@ use crate::model::OwnerToken;
 pub(super) struct RequestLifetime {
     has_ended: AtomicBool,
     ended: Notify,
-    /// For each node the number of the fast path on which the release was sent. Zero: not on a fast path.
+    /// For each node the number of the connection on which the release was sent. Zero: there was none.
     released_on: OnceLock<Box<[u64]>>,
 }
 
@@ -41,9 +41,13 @@ impl RequestLifetime {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Returns whether the release was sent to a node on this fast path: the node executes it after all earlier requests there.
-    pub(super) fn is_released_on(&self, node: usize, fast_path: u64) -> bool {
-        fast_path != 0 && self.released_on.get().is_some_and(|numbers| numbers[node] == fast_path)
+    /// Returns whether the release was sent to a node on this connection: the node executes it after all earlier requests there.
+    pub(super) fn is_released_on(&self, node: usize, connection: u64) -> bool {
+        connection != 0
+            && self
+                .released_on
+                .get()
+                .is_some_and(|numbers| numbers[node] == connection)
     }
 }
 
@@ -87,7 +91,7 @@ impl RequestLifetimes {
         }
     }
 
-    /// Ends the lifetime of an owner whose release is sent on these fast paths, node by node. Zero: not on a fast path.
+    /// Ends the lifetime of an owner whose release is sent on these connections, node by node. Zero: there is none.
     pub(super) fn end_on(&self, owner: &OwnerToken, numbers: impl Iterator<Item = u64>) {
         if let Some(lifetime) = self.remove(owner) {
             // Before the end: code that sees the end reads the numbers.
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_is_behind_earlier_requests_on_the_same_fast_path() {
+    fn a_release_is_behind_earlier_requests_on_the_same_connection() {
         let lifetimes = RequestLifetimes::default();
         let owner = OwnerToken::fresh();
         let (lifetime, _) = lifetimes.begin(&owner);
@@ -139,7 +143,7 @@ mod tests {
         lifetimes.end_on(&owner, [7, 0].into_iter());
         assert!(lifetime.has_ended());
         assert_eq!([7, 8].map(|number| lifetime.is_released_on(0, number)), [true, false]);
-        assert!(!lifetime.is_released_on(1, 0), "without a fast path there is no order");
+        assert!(!lifetime.is_released_on(1, 0), "without a connection there is no order");
     }
 
     #[test]

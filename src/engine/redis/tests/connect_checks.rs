@@ -140,7 +140,7 @@ async fn a_missing_right_is_named_and_no_lock_is_left() {
     assert!(error.contains("'EVAL'") && error.contains("rename-command"), "{error}");
 }
 
-/// Revokes the right to run scripts while the fast path acquires by plain commands. Asserts that attempts fail and leave no lock.
+/// Revokes the right to run scripts while an engine acquires by plain commands. Asserts that attempts fail and leave no lock.
 #[cfg(unix)]
 pub(super) async fn no_lock_is_left_without_the_right_to_scripts(server: &Server, url: &str) {
     let settings = Settings {

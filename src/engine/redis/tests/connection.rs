@@ -240,3 +240,61 @@ async fn a_closed_engine_refuses_calls_and_leaves_nothing_behind() {
     drop(subscription);
     ours.close().await;
 }
+
+/// An event loop that ends while calls are in flight, as that of a worker thread.
+#[cfg(unix)]
+#[derive(Debug)]
+struct EndingLoop(Arc<dyn EventLoop>, Mutex<Vec<tokio::task::AbortHandle>>);
+
+#[cfg(unix)]
+impl EventLoop for EndingLoop {
+    fn is_here(&self) -> bool {
+        self.0.is_here()
+    }
+
+    fn serve(&self, socket: Arc<dyn Socket>) {
+        self.0.serve(socket);
+    }
+
+    fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        self.1.lock().unwrap().push(tokio::spawn(future).abort_handle());
+    }
+
+    fn watch(&self, _: Weak<dyn Socket>) {}
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn the_end_of_the_event_loop_ends_the_connection_and_its_calls() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let event_loop = Arc::new(EndingLoop(TestLoop::here(), Mutex::default()));
+    let settings = Settings {
+        event_loop: Some(event_loop.clone()),
+        ..settings("lock:")
+    };
+    let ours = RedisEngine::connect(RedisConfig::parse(&server.url(), &settings).unwrap())
+        .await
+        .unwrap();
+    let mut other = server.other().await;
+    server.suspend();
+    let connection = Arc::downgrade(&ours.link().current().unwrap());
+    let (engine, in_flight) = (ours.clone(), claim("n"));
+    let call = tokio::spawn(async move { engine.try_acquire(&in_flight).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    event_loop.1.lock().unwrap().iter().for_each(|task| task.abort());
+    let ended = tokio::time::timeout(Duration::from_secs(3), call).await;
+    assert!(
+        ended
+            .expect("before the limit of a silence")
+            .unwrap()
+            .unwrap_err()
+            .retryable
+    );
+    eventually("the connection is dropped", async || connection.strong_count() == 0).await;
+    server.resume();
+    eventually("the socket is closed", async || {
+        let clients: String = other.run("CLIENT LIST").await;
+        clients.lines().count() == 1
+    })
+    .await;
+}

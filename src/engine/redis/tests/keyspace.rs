@@ -33,6 +33,8 @@ async fn the_lock_is_what_other_tools_write_and_respect() {
         Some("OK")
     );
     let second = claim("n");
+    // The script reads the remaining time, which plain commands do not.
+    ours.link().connection().await.unwrap().wire.use_scripts_only();
     let Acquired::Held { key: busy, retry_after } = ours.try_acquire(&second).await.unwrap() else {
         panic!()
     };

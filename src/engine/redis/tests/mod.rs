@@ -23,18 +23,13 @@ use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 mod connect_checks;
 mod connection;
 mod hand_off;
-#[cfg(unix)]
-mod hand_off_on_fast_path;
 mod keyspace;
+#[cfg(unix)]
+mod messages;
 mod outages;
 mod queue;
 #[cfg(unix)]
 mod quorum;
-// The same tests with calls on an event loop's thread, which use the fast paths.
-#[cfg(unix)]
-#[path = "quorum/mod.rs"]
-#[expect(clippy::duplicate_mod, reason = "the tests run with and without fast paths")]
-mod quorum_on_fast_paths;
 #[cfg(unix)]
 mod records;
 mod renewal;

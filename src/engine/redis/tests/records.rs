@@ -142,7 +142,7 @@ async fn a_record_refused_after_a_failed_snapshot_is_written_later() {
     .await;
 }
 
-/// More grants than those whose records are written at the end of a tick.
+/// The number of grants of a busy service.
 const MANY: usize = 200;
 
 /// Acquires many names, and returns the claims with their tokens.

@@ -42,6 +42,8 @@ async fn many_leases_share_a_script() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let claims = held(&ours, 1000).await;
+    // Writes their records before the count.
+    ours.inspect(&claims[0].keys()[0]).await.unwrap();
     other.run::<()>("SCRIPT FLUSH").await;
     other.run::<()>("CONFIG RESETSTAT").await;
     for round in 1..=5 {

@@ -5,10 +5,11 @@
 //! to Sentinel events to improve responsiveness" in the guidelines that `sentinel.rs` follows). Without a subscription, the
 //! first failed call shows a failover.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::{FutureExt, StreamExt};
+use futures_util::FutureExt;
 use redis::{ConnectionInfo, RedisResult};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -17,8 +18,9 @@ use crate::backoff::Backoff;
 use crate::engine::Warnings;
 use crate::engine::redis::config::{Sentinels, show_address};
 use crate::engine::redis::connection::Link;
-use crate::engine::redis::connection::dial::pubsub;
+use crate::engine::redis::connection::dial::Dialed;
 use crate::engine::redis::error::Failure;
+use crate::engine::redis::ops::inspect::text;
 
 const CHANNEL: &str = "+switch-master";
 /// The backoff for a sentinel without a subscription.
@@ -105,23 +107,21 @@ impl Listener {
     async fn run(self) {
         let mut backoff = RESUBSCRIBE;
         loop {
-            match self.listen(&mut backoff).await {
-                Ok(()) => tracing::debug!("a sentinel closed the connection"),
-                Err(error) => {
-                    let error = Failure::connect(&show_address(self.sentinel.addr()).into(), error).to_string();
-                    tracing::debug!(error, "no subscription to a sentinel");
-                    self.subscribed.send_modify(|(_, last)| *last = error);
-                }
-            }
+            let Err(error) = self.listen(&mut backoff).await;
+            let error = Failure::connect(&show_address(self.sentinel.addr()).into(), error).to_string();
+            tracing::debug!(error, "no subscription to a sentinel");
+            self.subscribed.send_modify(|(_, last)| *last = error);
             tokio::time::sleep(backoff.delay()).await;
         }
     }
 
-    async fn listen(&self, backoff: &mut Backoff) -> RedisResult<()> {
+    /// Listens until the connection ends.
+    async fn listen(&self, backoff: &mut Backoff) -> RedisResult<Infallible> {
         let subscribing = async {
-            let mut listening = pubsub(&self.sentinel, self.sentinels.tls.as_ref()).await?;
-            listening.subscribe(CHANNEL).await?;
-            RedisResult::Ok(listening)
+            let mut dialed = Dialed::connect(&self.sentinel, self.sentinels.tls.as_ref()).await?;
+            dialed.log_in_to_sentinel(self.sentinel.redis_settings()).await?;
+            dialed.ask(redis::cmd("SUBSCRIBE").arg(CHANNEL)).await?;
+            RedisResult::Ok(dialed)
         };
         let mut listening = match tokio::time::timeout(self.limit, subscribing).await {
             Ok(listening) => listening?,
@@ -131,17 +131,20 @@ impl Listener {
         self.subscribed.send_modify(|(count, _)| *count += 1);
         // An event before the subscription was lost.
         self.leave_old_master().await;
-        let mut events = listening.on_message();
-        while let Some(event) = events.next().await {
+        let ended = loop {
+            let event = match listening.next().await {
+                Ok(event) => event,
+                Err(error) => break error,
+            };
             // <name of the master> <old host> <old port> <new host> <new port>
-            let event = String::from_utf8_lossy(event.get_payload_bytes());
-            if event.rsplitn(5, ' ').nth(4) == Some(&*self.sentinels.master) {
+            let event = event.as_sequence().and_then(|fields| text(fields.get(2)?));
+            if event.and_then(|event| event.rsplitn(5, ' ').nth(4)) == Some(&*self.sentinels.master) {
                 self.leave_old_master().await;
             }
-        }
+        };
         // Between the increment and this line only the end of the task ends this function, and then the warning task ends, too.
         self.subscribed.send_modify(|(count, _)| *count -= 1);
-        Ok(())
+        Err(ended)
     }
 
     /// Closes every connection to a server that is not the master any more.

@@ -20,10 +20,10 @@ use super::connection::pubsub::{MessageHandler, RedisSubscription};
 use super::connection::request::Attempt;
 use super::connection::version::check_server;
 use super::error::Failure;
-use super::fast_path::FastPath;
 use super::keys::slots::{slot_of, tag_for_slot};
 use super::keys::{CHANNEL_PREFIX, Layout};
 use super::scripts::Script;
+use crate::engine::core::stream::PendingReply;
 
 /// One server, or the servers of a cluster by slot.
 #[derive(Clone)]
@@ -34,8 +34,18 @@ pub(super) enum Route {
 
 /// A subscription to the channel of this process. It ends when this is dropped.
 pub(super) enum ChannelSubscription {
-    One { _subscription: RedisSubscription },
+    One { subscription: RedisSubscription },
     Cluster { _subscription: ShardedSubscription },
+}
+
+impl ChannelSubscription {
+    /// Counts a waiter, for the event loop. `None`: the subscription ends with its waiters, and is counted itself.
+    pub(super) fn waits(&self) -> Option<PendingReply> {
+        match self {
+            ChannelSubscription::One { subscription } => Some(subscription.waits()),
+            ChannelSubscription::Cluster { .. } => None,
+        }
+    }
 }
 
 impl Route {
@@ -88,7 +98,7 @@ impl Route {
     /// Runs a script, or a smaller one for a name whose keys are not all on one node of a cluster (see [`Cluster::run_first`]).
     pub(super) async fn run_first(&self, scripts: &[(&Script, &Cmd)], slot: u16) -> Result<Value, Failure> {
         match (self, scripts) {
-            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, None, false)).await,
+            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, None)).await,
             (Route::One(link), [(script, call), ..]) => link.run_as(script, call, None).await,
             (Route::One(_), []) => Err(Failure::Unserved),
         }
@@ -149,21 +159,13 @@ impl Route {
         let channel = self.channel_prefix(slot) + process;
         match self {
             Route::One(link) => {
-                let _subscription = link.subscribe(channel, Some(handler)).await?;
-                Ok(ChannelSubscription::One { _subscription })
+                let subscription = link.subscribe(channel, Some(handler)).await?.idle();
+                Ok(ChannelSubscription::One { subscription })
             }
             Route::Cluster(cluster) => {
                 let _subscription = cluster.listen(slot, channel, handler).await?;
                 Ok(ChannelSubscription::Cluster { _subscription })
             }
-        }
-    }
-
-    /// Returns the fast path on which the channel of a process is subscribed, too. Not in a cluster, whose channels have slots.
-    pub(super) fn fast_path_for_messages(&self) -> Option<Arc<FastPath>> {
-        match self {
-            Route::One(link) => link.current_fast_path(),
-            Route::Cluster(_) => None,
         }
     }
 

@@ -123,12 +123,11 @@ impl Replicated {
     }
 
     async fn wait(&self, connection: &Arc<Connection>) -> Result<(), Failure> {
-        let mut pair = redis::pipe();
-        pair.cmd("SET").arg(MARK).arg("").arg("PX").arg(MARK_LASTS_MS);
-        pair.cmd("WAIT").arg(self.wanted).arg(self.in_time().as_millis() as u64);
-        let mut multiplexed = connection.multiplexed.clone();
+        let mut pair = [redis::cmd("SET"), redis::cmd("WAIT")];
+        pair[0].arg(MARK).arg("").arg("PX").arg(MARK_LASTS_MS);
+        pair[1].arg(self.wanted).arg(self.in_time().as_millis() as u64);
         let reply = async {
-            let replies = multiplexed.send_packed_commands(&pair, 0, 2).await?;
+            let replies = connection.wire.pipeline(&pair).await?;
             replies.into_iter().map(Value::extract_error).collect()
         };
         let replies: Vec<Value> = self.link.exchange(connection, reply).await?;

@@ -8,13 +8,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionInfo, RedisResult, Value};
+use redis::{ConnectionInfo, FromRedisValue, RedisResult, Value};
 
 use super::majority::majority_of;
 use crate::engine::redis::advice::without_arguments;
-use crate::engine::redis::config::{Sentinels, client, show_address};
-use crate::engine::redis::connection::dial::by_server_name;
+use crate::engine::redis::config::{Sentinels, show_address};
+use crate::engine::redis::connection::dial::Dialed;
 use crate::engine::redis::error::{Failure, NoMaster};
 
 impl Sentinels {
@@ -39,18 +38,13 @@ impl Sentinels {
 
     async fn ask_one(&self, sentinel: &ConnectionInfo) -> RedisResult<Option<(String, u16)>> {
         // The caller has a time limit.
-        let options = AsyncConnectionConfig::new()
-            .set_response_timeout(None)
-            .set_connection_timeout(None);
-        let tls = self.tls.as_ref();
-        let (sentinel, options) = by_server_name(tls, sentinel.clone(), options);
-        let client = client(sentinel, tls)?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(&options).await?;
-        redis::cmd("SENTINEL")
-            .arg("GET-MASTER-ADDR-BY-NAME")
-            .arg(&*self.master)
-            .query_async(&mut connection)
-            .await
+        let mut dialed = Dialed::connect(sentinel, self.tls.as_ref()).await?;
+        dialed.log_in_to_sentinel(sentinel.redis_settings()).await?;
+        let mut ask = redis::cmd("SENTINEL");
+        let reply = dialed
+            .ask(ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.master))
+            .await?;
+        Ok(FromRedisValue::from_redis_value(reply)?)
     }
 }
 
@@ -65,20 +59,8 @@ impl fmt::Display for Sentinels {
     }
 }
 
-/// Checks that a server is a master: the sentinels may not know of a failover yet, or the server not of its end as master.
-pub(in super::super) async fn confirm(
-    connection: &mut MultiplexedConnection,
-    address: &Arc<str>,
-) -> Result<(), Failure> {
-    let answer = connection
-        .send_packed_command(&redis::cmd("ROLE"))
-        .await
-        .and_then(Value::extract_error)
-        .map_err(|error| Failure::connect(address, error))?;
-    check_master(&answer, address)
-}
-
-/// Checks that the answer of `ROLE` is that of a master.
+/// Checks by the answer of `ROLE` that a server is a master: the sentinels may not know of a failover yet, or the server not of its
+/// end as master.
 pub(in super::super) fn check_master(answer: &Value, address: &Arc<str>) -> Result<(), Failure> {
     match answer.as_sequence() {
         Some([Value::BulkString(role), ..]) if role == b"master" => Ok(()),

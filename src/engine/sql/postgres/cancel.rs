@@ -13,7 +13,7 @@ use tokio_postgres::CancelToken;
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::stream::{Endpoint, Stream};
+use crate::engine::core::stream::{Endpoint, Stream};
 
 /// How long the server has to close the connection of a cancel request. PgBouncer keeps a request for 10 s (`cancel_wait_timeout`).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);

@@ -48,12 +48,9 @@ mod config;
 mod dial;
 mod error;
 mod listener;
-#[cfg_attr(not(unix), path = "polled_socket/unsupported.rs")]
-mod polled_socket;
 mod session;
 mod single;
 mod statements;
-mod stream;
 #[cfg(test)]
 mod tests;
 mod transaction;

@@ -20,8 +20,8 @@ use super::config::PostgresConfig;
 use super::dial::{self, Connected, DIRECT};
 use super::error::kind_of;
 use super::statements::{Sql, Statements};
-use super::stream::Replies;
 use super::{NAME, checks};
+use crate::engine::core::stream::Replies;
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::{Connection, Connections};
@@ -137,9 +137,10 @@ impl PostgresServer {
             canceller,
         } = connected.inspect_err(|failure| self.record(failure.kind()))?;
         let is_utf8 = driver.parameter("server_encoding") == Some("UTF8");
-        let replies = Replies::default();
+        let (receivers, replies) = (Replies::default(), Replies::default());
+        receivers.set(usize::from(notifications.is_some()));
         if let Some(event_loop) = &self.connections.event_loop {
-            let served = socket.serve_on(event_loop, notifications.is_some(), &replies);
+            let served = socket.serve_on(event_loop, &receivers, &replies);
             served.map_err(|error| {
                 let message = format!("the socket cannot be passed to the event loop: {error}");
                 Failure::of_driver(&self.connections.place, (Kind::Broken, message), error)

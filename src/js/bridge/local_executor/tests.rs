@@ -243,10 +243,14 @@ fn the_end_drops_the_calls_that_are_here() {
     }
 }
 
-/// A socket with pending replies, which counts its reads.
+/// A socket with pending replies, or one that only receives messages. It counts its reads, each of which wakes the task of the
+/// connection.
 #[derive(Default)]
 struct TestSocket {
+    listens: bool,
+    is_unused: bool,
     reads: AtomicU64,
+    task: Gate,
 }
 
 impl Socket for TestSocket {
@@ -257,6 +261,10 @@ impl Socket for TestSocket {
 
     fn readable(&self) -> bool {
         self.reads.fetch_add(1, Relaxed);
+        let task = self.task.0.lock().waker.clone();
+        if let Some(waker) = task {
+            waker.wake();
+        }
         true
     }
 
@@ -265,7 +273,15 @@ impl Socket for TestSocket {
     }
 
     fn awaits(&self) -> bool {
-        true
+        self.is_busy()
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.listens && !self.is_unused
+    }
+
+    fn is_watched(&self) -> bool {
+        !self.is_unused
     }
 
     fn is_blocked(&self) -> bool {
@@ -306,6 +322,28 @@ fn a_task_is_polled_by_the_thread_that_wakes_it_and_not_by_spawn() {
             .iter()
             .all(|one| matches!(one, Delivery::Notice(_)))
     );
+}
+
+#[test]
+fn a_task_that_wakes_itself_does_not_occupy_this_thread() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let polls = Arc::new(AtomicU64::new(0));
+    let counted = polls.clone();
+    let future = poll_fn(move |context| {
+        context.waker().wake_by_ref();
+        match counted.fetch_add(1, Relaxed) {
+            1000.. => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    });
+    let _task = Task::spawn(Some(&*event_loop(&executor)), future);
+    for _ in 0..10 {
+        executor.run_ready();
+    }
+    // Otherwise the first call polls it until it ends.
+    let polls = polls.load(Relaxed);
+    assert!((1..1000).contains(&polls), "{polls}");
 }
 
 #[test]
@@ -366,6 +404,66 @@ fn the_io_thread_reads_no_socket_while_this_thread_ticks() {
     if longest < Duration::from_millis(15) {
         assert_eq!(socket.reads.load(Relaxed), 0);
     }
+}
+
+/// Returns how often a runtime wakes up in a second, once its watchdog sleeps.
+fn wakeups(io: &Runtime, socket: TestSocket) -> (u64, Arc<TestSocket>) {
+    let executor = executor(io);
+    let (event_loop, task) = (event_loop(&executor), socket.task.clone());
+    let socket = Arc::new(socket);
+    event_loop.watch(Arc::downgrade(&socket) as _);
+    let driver = poll_fn(move |context| task.poll(context).map(|_| ()));
+    let _task = Task::spawn(Some(&*event_loop), driver);
+    executor.run_ready();
+    until("the watchdog sleeps", || executor.watchdog.is_asleep());
+    let parks = || io.metrics().worker_park_count(0);
+    let before = parks();
+    socket.reads.store(0, Relaxed);
+    thread::sleep(Duration::from_secs(1));
+    (parks() - before, socket)
+}
+
+#[test]
+fn a_sleeping_watchdog_reads_a_socket_that_only_listens_a_few_times_per_second() {
+    let io = io_runtime();
+    let socket = TestSocket {
+        listens: true,
+        ..TestSocket::default()
+    };
+    let (_, socket) = wakeups(&io, socket);
+    // Fewer on a machine that stands still.
+    let reads = socket.reads.load(Relaxed);
+    assert!((1..=5).contains(&reads), "{reads}");
+}
+
+#[test]
+fn a_sleeping_watchdog_reads_a_socket_although_this_thread_ticks_now_and_then() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let socket = Arc::new(TestSocket {
+        listens: true,
+        ..TestSocket::default()
+    });
+    executor.watch();
+    event_loop(&executor).watch(Arc::downgrade(&socket) as _);
+    until("the watchdog sleeps", || executor.watchdog.is_asleep());
+    for _ in 0..20 {
+        executor.run_ready();
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert!(socket.reads.load(Relaxed) > 0);
+}
+
+#[test]
+fn the_io_thread_of_an_idle_process_sleeps() {
+    let io = io_runtime();
+    let socket = TestSocket {
+        is_unused: true,
+        ..TestSocket::default()
+    };
+    let (wakeups, socket) = wakeups(&io, socket);
+    // It may go to sleep after the count has begun.
+    assert!(wakeups <= 2 && socket.reads.load(Relaxed) == 0, "{wakeups}");
 }
 
 #[test]

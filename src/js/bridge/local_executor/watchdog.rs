@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
@@ -13,8 +13,8 @@ use crate::event_loop::Socket;
 
 /// The interval between two checks of the JavaScript thread. Ready work waits for at most two intervals.
 const WATCH: Duration = Duration::from_millis(20);
-/// The time without work after which the watchdog sleeps.
-const IDLE: Duration = Duration::from_secs(2);
+/// The interval of its checks while it sleeps, if receivers wait for messages: a waiter has at least a second for a hand-off.
+const LISTEN: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 pub(super) struct Watchdog {
@@ -42,6 +42,8 @@ impl Watchdog {
         let mut sockets = self.sockets.lock();
         sockets.retain(|socket| socket.strong_count() > 0);
         sockets.push(socket);
+        drop(sockets);
+        self.wake();
     }
 
     /// Returns the sockets that are watched now.
@@ -53,6 +55,11 @@ impl Watchdog {
 }
 
 impl LocalExecutor {
+    /// Whether there is work for this thread.
+    fn is_busy(&self, watched: &[Arc<dyn Socket>]) -> bool {
+        self.has_ready() || watched.iter().any(|socket| socket.is_busy())
+    }
+
     /// Starts the watchdog unless it is running.
     pub(super) fn watch(self: &Arc<Self>) {
         if !self.watchdog.is_running.swap(true, Relaxed) {
@@ -62,34 +69,32 @@ impl LocalExecutor {
 }
 
 async fn watch(executor: Weak<LocalExecutor>) {
-    let (mut ticks, mut used) = (0, Instant::now());
+    let mut ticks = 0;
     loop {
         tokio::time::sleep(WATCH).await;
         let Some(executor) = executor.upgrade() else { return };
         let watchdog = &executor.watchdog;
         let watched = watchdog.watched();
         let now = executor.ticks.load(Relaxed);
-        let is_used = executor.has_ready() || !watched.is_empty();
-        if is_used {
-            used = Instant::now();
-        }
-        if now == ticks && is_used {
+        if now == ticks && (executor.has_ready() || !watched.is_empty()) {
             executor.poll_ready();
             for socket in watched {
                 socket.readable();
                 socket.flush();
             }
             executor.poll_ready();
+            // The tasks that this woke run before the watchdog sleeps, and do not wake it.
+            tokio::task::yield_now().await;
         }
-        ticks = now;
-        if used.elapsed() >= IDLE {
-            watchdog.is_asleep.store(true, SeqCst);
-            // Work that was added before `is_asleep` was set did not wake the watchdog.
-            if !executor.has_ready() && watchdog.watched().is_empty() {
-                watchdog.woken.notified().await;
-            }
-            watchdog.is_asleep.store(false, SeqCst);
-            used = Instant::now();
+        watchdog.is_asleep.store(true, SeqCst);
+        // Work that was added before `is_asleep` was set did not wake the watchdog.
+        let watched = watchdog.watched();
+        if watched.is_empty() && !executor.has_ready() {
+            watchdog.woken.notified().await;
+        } else if !executor.is_busy(&watched) {
+            let _ = tokio::time::timeout(LISTEN, watchdog.woken.notified()).await;
         }
+        watchdog.is_asleep.store(false, SeqCst);
+        ticks = executor.ticks.load(Relaxed);
     }
 }

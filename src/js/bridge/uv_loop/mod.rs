@@ -39,7 +39,7 @@ struct Uv {
 /// How long the loop busy-polls for replies before it sleeps.
 const BUSY_POLL: Duration = Duration::from_micros(75);
 
-/// How many ticks run in a row before the loop continues with its other handles.
+/// How many times a tick polls what is ready, and how many ticks run in a row, before the loop continues with its other handles.
 const TICKS_AT_ONCE: usize = 8;
 
 /// `UV_POLL` and `UV_PREPARE` of `uv_handle_type`, and `UV_READABLE` and `UV_WRITABLE`, which libuv 1.x does not change.
@@ -287,6 +287,11 @@ fn runs_in_node(env: &Env) -> bool {
 
 /// One tick: polls the ready calls and settles their promises.
 fn tick(bridge: &Rc<Bridge>, uv_loop: &UvLoop) {
+    bridge.executor.run_ready();
+    // Nothing to settle: a renewal was answered, for example.
+    if !bridge.has_ready() {
+        return;
+    }
     let env = Env::from_raw(uv_loop.env);
     let mut handles = ptr::null_mut();
     let mut scope = ptr::null_mut();
@@ -295,7 +300,11 @@ fn tick(bridge: &Rc<Bridge>, uv_loop: &UvLoop) {
         sys::napi_open_handle_scope(uv_loop.env, &mut handles);
         sys::napi_open_callback_scope(uv_loop.env, ptr::null_mut(), uv_loop.context, &mut scope);
     }
-    while bridge.executor.run_ready() | settle_ready(&env, bridge) {}
+    for _ in 0..TICKS_AT_ONCE {
+        if !(bridge.executor.run_ready() | settle_ready(&env, bridge)) {
+            break;
+        }
+    }
     // SAFETY: as above. Closing the scope runs the microtasks, as after every callback of Node.
     unsafe {
         sys::napi_close_callback_scope(uv_loop.env, scope);

@@ -1,6 +1,6 @@
 //! An attempt to acquire: one round of votes, and the agreement on the fencing token. `rollback.rs` rolls back what failed.
 
-mod fast_paths;
+mod requests;
 mod rollback;
 mod round;
 

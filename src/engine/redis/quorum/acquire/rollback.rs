@@ -15,8 +15,8 @@ use super::super::scripts::ROLLBACK;
 use super::super::votes::Count;
 use super::super::votes::{Answer, Votes};
 use super::round::Round;
-use crate::engine::redis::fast_path::ReplySink;
 use crate::engine::redis::keys::Part;
+use crate::engine::redis::wire::ReplySink;
 use crate::model::Claim;
 
 impl Quorum {
@@ -50,7 +50,7 @@ impl Quorum {
     }
 }
 
-/// A rollback behind a vote on the same fast path.
+/// A rollback behind a vote on the same connection.
 struct FollowingRollback {
     round: Arc<Round>,
     _urgent: TaskTrackerToken,
@@ -58,7 +58,7 @@ struct FollowingRollback {
 
 impl ReplySink for FollowingRollback {
     fn on_reply(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
-        // The server does not know the script; or the fast path has ended, and the vote may still be executed.
+        // The server does not know the script; or the connection has ended, and the vote may still be executed.
         if reply.is_err() {
             self.round.roll_back_later(index, true);
         }
@@ -73,9 +73,9 @@ impl Round {
     /// Ends the round, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
-    /// An unsent vote is never sent: the fast path removes it before its next write. Where a node has not answered, the
-    /// rollback follows the vote on the same fast path, or the clean-up list of the node sends it. If most nodes have refused,
-    /// a vote on a fast path is rolled back only when its answer comes (`round.rs`). A node that refused has nothing of the
+    /// An unsent vote is never sent: the connection removes it before its next write. Where a node has not answered, the
+    /// rollback follows the vote on the same connection, or the clean-up list of the node sends it. If most nodes have refused,
+    /// such a vote is rolled back only when its answer comes (`round.rs`). A node that refused has nothing of the
     /// round: a vote is for all names or for none.
     pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
         self.lifetime.end();
@@ -86,18 +86,18 @@ impl Round {
                 Some(answer) if self.may_hold_vote(index, answer) => voted.push(index),
                 Some(_) => {}
                 None => {
-                    let Some(fast_path) = self.fast_path(index) else {
+                    let Some(connection) = self.connection(index) else {
                         // The task of the vote reacts to the end of the request lifetime.
                         continue;
                     };
-                    fast_path.caller_left();
+                    connection.wire.caller_left();
                     if !is_refused {
                         let behind: Arc<dyn ReplySink> = Arc::new(FollowingRollback {
                             round: self.clone(),
                             _urgent: self.quorum.urgent.token(),
                         });
                         let call = self.quorum.rollback_call(&self.claim, &self.value);
-                        fast_path.call_to_sink(&behind, index, |out| call.write_packed_command(out));
+                        connection.wire.call_to_sink(&behind, index, &call);
                     }
                 }
             }

@@ -1,10 +1,9 @@
 //! One round: the request for a vote to each node, and the handling of the answers.
 //!
-//! `acquire.lua` requests a vote, or plain commands on the node's fast path (`fast_paths.rs`).
+//! A vote is requested by `acquire.lua`, or by plain commands (`requests.rs`).
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use redis::{Cmd, Value};
 
@@ -13,16 +12,12 @@ use super::super::request_lifetime::RequestLifetime;
 use super::super::scripts::ACQUIRE;
 use super::super::votes::Votes;
 use super::super::{Quorum, VOTED};
-use super::fast_paths::NodeRequest;
+use super::requests::NodeRequest;
 use crate::engine::attempt_queue::Permit;
+use crate::engine::redis::connection::LATE_REPLY;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::RECORD_KEPT_MS;
 use crate::model::Claim;
-
-/// The longest wait for a late answer on an ordinary connection. A node that was stopped may continue at any time, but requests
-/// in the buffers of a connection are executed or lost with it within about a minute. (A silent fast path is closed sooner, and
-/// its requests are doubtful from then on.)
-const LATE_REPLY: Duration = Duration::from_secs(65);
 
 /// The round of one attempt. Its votes and its rollback share it.
 pub(super) struct Round {
@@ -63,7 +58,7 @@ impl Round {
             requests: quorum.plan_requests(claim, floor, is_first),
             claim: claim.clone(),
         });
-        round.request_on_fast_paths(is_first);
+        round.request_votes(is_first);
         round
     }
 
@@ -95,7 +90,7 @@ impl Round {
         call
     }
 
-    pub(super) fn request_on_connection(self: &Arc<Self>, index: usize) {
+    pub(super) fn request_in_task(self: &Arc<Self>, index: usize) {
         let round = self.clone();
         self.quorum.spawn(async move {
             let is_sent = AtomicBool::new(false);

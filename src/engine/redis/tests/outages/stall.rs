@@ -6,17 +6,16 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::*;
 use crate::engine::Result;
 
-/// Opens an engine with or without the fast path.
-pub(in super::super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
+/// Opens an engine with or without an event loop.
+pub(in super::super) async fn opened(server: &Server, on_event_loop: bool) -> Arc<RedisEngine> {
     let settings = Settings {
-        event_loop: fast.then(TestLoop::here),
+        event_loop: on_event_loop.then(TestLoop::here),
         tls: server.tls(),
         ..settings("lock:")
     };
     let engine = RedisEngine::connect(RedisConfig::parse(&server.url(), &settings).unwrap())
         .await
         .unwrap();
-    assert_eq!(engine.link().current_fast_path().is_some(), fast);
     // Load the scripts into the server.
     let warm = claim("warm");
     acquire(&engine, &warm).await;
@@ -35,12 +34,12 @@ async fn release_all(engine: &RedisEngine, claims: &[Claim]) -> Vec<Result<Relea
 }
 
 /// Checks that a limited number of attempts is sent during a stall, and that few commands release them afterwards.
-async fn a_stall(tls: bool, fast: bool, waiting: bool) {
+async fn a_stall(tls: bool, on_event_loop: bool, waiting: bool) {
     const CALLS: usize = 4000;
     let Some(server) = Server::start_with(tls).await else {
         return;
     };
-    let ours = opened(&server, fast).await;
+    let ours = opened(&server, on_event_loop).await;
     let mut other = server.other().await;
     server.suspend();
     let mut claims: Vec<Claim> = (0..CALLS).map(|i| claim(&format!("stall{i}"))).collect();
@@ -61,7 +60,7 @@ async fn a_stall(tls: bool, fast: bool, waiting: bool) {
             released += usize::from(answer.unwrap() == Released::Freed);
         }
     }
-    // Each release takes effect after the attempt of its claim, on either connection.
+    // Each release takes effect after the attempt of its claim.
     let keys: Vec<String> = other.run("KEYS lock:*").await;
     assert_eq!(keys, [""; 0]);
     // A dropped attempt that was marked is removed if its bytes were not in the write buffer yet.
@@ -86,14 +85,14 @@ async fn scripts(other: &mut OtherClient) -> i64 {
 }
 
 #[tokio::test]
-async fn attempts_dropped_in_a_stall_are_not_sent_later_on_the_ordinary_connection() {
+async fn attempts_dropped_in_a_stall_are_not_sent_later() {
     a_stall(false, false, false).await;
     a_stall(false, false, true).await;
 }
 
 #[cfg(unix)]
 #[tokio::test]
-async fn attempts_dropped_in_a_stall_are_not_sent_later_on_the_fast_path() {
+async fn attempts_dropped_in_a_stall_are_not_sent_later_on_an_event_loop() {
     for tls in [false, true] {
         a_stall(tls, true, false).await;
         a_stall(tls, true, true).await;
@@ -144,14 +143,21 @@ async fn dropped_in_its_tick(tls: bool) {
 /// Only its own request is removed from the write buffer, also where it shares commands with others.
 #[cfg(unix)]
 #[tokio::test]
-async fn a_call_dropped_while_the_socket_is_full_does_not_end_the_fast_path() {
+async fn a_call_dropped_while_the_socket_is_full_does_not_end_the_connection() {
     for tls in [false, true] {
-        dropped_while_the_socket_is_full(tls).await;
+        dropped_while_the_socket_is_full(tls, Duration::from_millis(100)).await;
     }
 }
 
+/// Its own request is removed also after a silence that ends the connection for new calls.
 #[cfg(unix)]
-async fn dropped_while_the_socket_is_full(tls: bool) {
+#[tokio::test]
+async fn a_call_dropped_after_a_silence_is_not_sent_while_other_callers_keep_the_connection() {
+    dropped_while_the_socket_is_full(false, Duration::from_secs(5)).await;
+}
+
+#[cfg(unix)]
+async fn dropped_while_the_socket_is_full(tls: bool, after: Duration) {
     const LARGE: usize = 128;
     let Some(server) = Server::start_with(tls).await else {
         return;
@@ -167,8 +173,8 @@ async fn dropped_while_the_socket_is_full(tls: bool) {
     let first = large(LARGE);
     acquire(&ours, &first).await;
     release(&ours, &first).await;
-    let fast_path = || ours.link().current_fast_path().map(|fast_path| fast_path.number());
-    let before = fast_path();
+    let number = || ours.link().current().map(|connection| connection.generation);
+    let before = number();
     server.suspend();
     let mut claims: Vec<Claim> = (0..LARGE).map(large).collect();
     claims.extend((0..3).map(|i| claim(&format!("small{i}"))));
@@ -176,8 +182,8 @@ async fn dropped_while_the_socket_is_full(tls: bool) {
     for call in &mut calls {
         assert!(futures_util::poll!(call).is_pending());
     }
-    // The event loop writes what the socket takes: the first request and some more.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // The driver writes what the socket takes: the first request and some more.
+    tokio::time::sleep(after).await;
     for dropped in [LARGE + 1, LARGE - 1, 0] {
         drop(calls.remove(dropped));
     }
@@ -195,17 +201,17 @@ async fn dropped_while_the_socket_is_full(tls: bool) {
         answers.push(other.args::<i64>(&["EXISTS", key]).await);
     }
     assert_eq!(answers, [1, 0, 1, 0], "{exists:?}: what was sent, and what was not");
-    assert_eq!(fast_path(), before);
+    assert_eq!(number() == before, after < ours.link().silence_limit());
     acquire(&ours, &claim("after")).await;
 }
 
 #[tokio::test]
 async fn a_release_after_a_dropped_attempt_takes_effect_after_it() {
-    for (tls, fast) in [(false, false), (false, cfg!(unix)), (true, cfg!(unix))] {
+    for (tls, on_event_loop) in [(false, false), (false, cfg!(unix)), (true, cfg!(unix))] {
         let Some(server) = Server::start_with(tls).await else {
             return;
         };
-        let (ours, mut other) = (opened(&server, fast).await, server.other().await);
+        let (ours, mut other) = (opened(&server, on_event_loop).await, server.other().await);
         let mut claim = claim("n");
         claim.waiting = true;
         server.suspend();

@@ -130,9 +130,6 @@ async fn a_call_that_waits_for_a_permit_is_small() {
 #[tokio::test]
 async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() {
     const LARGE: usize = 128;
-    if !uses_fast_paths() {
-        return;
-    }
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.with_node_timeout(Duration::from_secs(5)).await;
     // A lock with metadata is acquired by the script: the nodes know it from here on.
@@ -161,13 +158,10 @@ async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() 
     assert!(votes < LARGE / 2, "{votes} of {LARGE} votes were sent");
 }
 
-/// The votes of other attempts on the same fast path are not affected.
+/// The votes of other attempts on the same connection are not affected.
 #[tokio::test]
-async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_fast_path() {
+async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_connection() {
     const LARGE: usize = 128;
-    if !uses_fast_paths() {
-        return;
-    }
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.with_node_timeout(Duration::from_secs(10)).await;
     let large = |mut claim: Claim| {
@@ -186,7 +180,7 @@ async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_fast_path() 
     for call in &mut calls {
         assert!(futures_util::poll!(call).is_pending());
     }
-    // The event loop writes what the sockets take: the first request and some more.
+    // The drivers write what the sockets take: the first request and some more.
     tokio::time::sleep(Duration::from_millis(100)).await;
     for dropped in [LARGE - 1, 0] {
         drop(calls.remove(dropped));

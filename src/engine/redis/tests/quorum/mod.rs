@@ -15,11 +15,6 @@ mod rights;
 mod tokens;
 mod turns;
 
-/// Returns whether the calls use fast paths. This file is compiled twice: with and without them.
-fn uses_fast_paths() -> bool {
-    module_path!().contains("on_fast_paths")
-}
-
 /// Returns the key of a name's counter.
 fn counter(name: &str) -> String {
     let mut key = String::new();
@@ -48,12 +43,7 @@ impl Nodes {
     fn config_for(&self, login: &str, settings: &Settings) -> QuorumConfig {
         let with_login = |server: &Server| server.url().replace("://", &format!("://{login}"));
         let urls: Vec<String> = self.0.iter().map(with_login).collect();
-        let event_loop = uses_fast_paths().then(TestLoop::here);
-        let settings = Settings {
-            event_loop,
-            ..settings.clone()
-        };
-        QuorumConfig::parse(&urls, &settings).unwrap()
+        QuorumConfig::parse(&urls, settings).unwrap()
     }
 
     /// Returns an engine with this time limit for the answer of one node.

@@ -181,12 +181,8 @@ async fn a_grant_is_usually_one_round_trip() {
             release(&engine, &ours).await;
         }
     }
-    let (least, needed) = if uses_fast_paths() {
-        // The releases, and the records of grants, unless a grant was released before its record was written.
-        (2 * ROUNDS, 4 * ROUNDS)
-    } else {
-        (4 * ROUNDS, 4 * ROUNDS)
-    };
+    // The releases, and the records of grants, unless a grant was released before its record was written.
+    let (least, needed) = (2 * ROUNDS, 4 * ROUNDS);
     let used = calls().await - before;
     // A few more on a busy machine: a node uses its own clock for a late request.
     assert!(

@@ -96,9 +96,9 @@ impl Nodes {
         engine(&self.url(), "lock:").await
     }
 
-    /// Opens an engine with fast paths.
+    /// Opens an engine whose connections an event loop polls.
     #[cfg(unix)]
-    pub(super) async fn fast_engine(&self) -> Arc<RedisEngine> {
+    pub(super) async fn engine_on_event_loop(&self) -> Arc<RedisEngine> {
         let settings = Settings {
             event_loop: Some(TestLoop::here()),
             ..settings("lock:")

@@ -3,9 +3,9 @@
 use super::*;
 
 mod cluster;
-#[cfg(unix)]
-mod cluster_fast_paths;
 mod cluster_nodes;
+#[cfg(unix)]
+mod cluster_order;
 mod failover_events;
 mod moving_slots;
 mod replicas;
@@ -156,19 +156,6 @@ impl SentinelSetup {
         let (_, port): (String, u16) = other.run(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {MASTER}")).await;
         self.servers.iter().find(|server| server.port == port).unwrap()
     }
-}
-
-/// Returns the number of fast paths to a server by which calls were made: they use RESP2 or have a name, like no other connection of
-/// an engine.
-pub(super) async fn on_fast_path(server: &Server) -> usize {
-    let clients: String = server.other().await.run("CLIENT LIST TYPE NORMAL").await;
-    let is_one = |line: &&str| {
-        let is_used = ["evalsha", "eval", "mget"]
-            .iter()
-            .any(|cmd| line.contains(&format!(" cmd={cmd} ")));
-        is_used && (line.contains(" resp=2") || line.contains(" name=holdfast-fast-path "))
-    };
-    clients.lines().filter(is_one).count()
 }
 
 /// Waits until a condition holds, up to this number of seconds.

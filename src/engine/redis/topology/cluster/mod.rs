@@ -1,7 +1,7 @@
 //! Redis Cluster: from a slot to the node that serves it.
 //!
 //! After "Redirection and resharding" in the Redis Cluster specification. Each node has its own connection, as in
-//! `connection/`, which replaces broken and silent ones. The driver's cluster client is not used: it sends `ASKING` and the
+//! `connection/`, which replaces broken and silent ones. The cluster client of the `redis` crate is not used: it sends `ASKING` and the
 //! command after it separately on a connection that other calls use, too; it takes the `sunsubscribe` push of a slot that moves
 //! for the reply to another call; and it does not detect silence.
 //!
@@ -9,9 +9,6 @@
 //! A node that refuses a call because its slot moves has not executed it. The call is sent again: to the node that the error
 //! names (`MOVED`, `ASK`), or after a pause (`TRYAGAIN`, `CLUSTERDOWN`). All other errors are returned to the caller: the call
 //! may have been executed. After each of them the map of the slots is read again.
-//!
-//! A call on the event loop's thread is first sent on the fast path to its node (`fast_path/`), which its first call there opens,
-//! and which is closed after a minute without a call. A call that a node refuses continues on the ordinary connections.
 
 mod map;
 mod refusal;
@@ -49,19 +46,10 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_mil
 /// The number of redirections in a row without a pause.
 const HOPS: u32 = 5;
 
-/// A node's connections.
-struct Node {
-    /// For commands.
-    commands: Arc<Link>,
-    /// For sharded channels. The node announces the end of a subscription in the form of a reply to `SUNSUBSCRIBE`: among
-    /// commands, it could not be distinguished from a reply.
-    channels: Arc<Link>,
-}
-
 #[derive(Default)]
 struct State {
     map: Option<SlotMap>,
-    nodes: HashMap<Address, Arc<Node>>,
+    nodes: HashMap<Address, Arc<Link>>,
     refreshing: Option<Refreshing>,
     closed: bool,
 }
@@ -104,35 +92,20 @@ impl Cluster {
         slot: u16,
         as_attempt: AsAttempt<'_>,
     ) -> Result<Value, Failure> {
-        self.run_first(&[(script, call)], slot, as_attempt, false).await
-    }
-
-    /// Runs a script on the ordinary connection, after all earlier commands on the fast path to the node that executes it. The
-    /// slot may have moved since those commands: a node that executes the script can no longer execute commands that another
-    /// node received before, because that one has not got the slot any more.
-    pub(in super::super) async fn run_behind(
-        self: &Arc<Self>,
-        script: &Script,
-        call: &Cmd,
-        slot: u16,
-    ) -> Result<Value, Failure> {
-        self.run_first(&[(script, call)], slot, None, true).await
+        self.run_first(&[(script, call)], slot, as_attempt).await
     }
 
     /// Runs the first of these scripts that a node executes: each has fewer keys than the one before, for a name whose keys are not
-    /// all on the same node because its slot moves. First on the fast path, where calls have one reply each and no `ASKING`, or
-    /// `behind` the commands there. With several scripts, the last `TRYAGAIN` is returned at once.
+    /// all on the same node because its slot moves. With several scripts, the last `TRYAGAIN` is returned at once.
     pub(in super::super) async fn run_first(
         self: &Arc<Self>,
         scripts: &[(&Script, &Cmd)],
         slot: u16,
         as_attempt: AsAttempt<'_>,
-        behind: bool,
     ) -> Result<Value, Failure> {
         let started = Instant::now();
         let (has_smaller, mut has_paused) = (scripts.len() > 1, false);
         let mut scripts = scripts;
-        let mut fast = !behind;
         let (mut backoff, mut hops) = (RETRY, 0);
         let mut asked = None;
         while let [(script, call), smaller @ ..] = scripts {
@@ -147,13 +120,7 @@ impl Cluster {
                 sent: Instant::now(),
                 answered: false,
             };
-            if behind && let Some(fast_path) = node.commands.current_fast_path() {
-                fast_path.settled().await;
-            }
-            let answer = match std::mem::take(&mut fast) {
-                true => node.commands.run_as(script, call, as_attempt).await,
-                false => run_once(&node.commands, script, call, asking, as_attempt).await,
-            };
+            let answer = run_once(&node, script, call, asking, as_attempt).await;
             attempt.answered = true;
             let failure = match answer {
                 Ok(answer) => return Ok(answer),
@@ -208,40 +175,16 @@ impl Cluster {
         Err(Failure::Moving)
     }
 
-    /// Returns the connections to the node that serves a slot, by the current map.
+    /// Returns the link to the node that serves a slot, by the current map.
     pub(in super::super) async fn serving(self: &Arc<Self>, slot: u16) -> Result<Arc<Link>, Failure> {
-        Ok(self.node(&self.master(slot).await?)?.commands.clone())
-    }
-
-    /// Opens the fast path to one of the masters in the background. From then on calls begin on the thread of the event loop, and
-    /// open the fast paths to the others.
-    pub(in super::super) fn open_fast_path(self: &Arc<Self>) {
-        if self.config.event_loop.is_none() {
-            return;
-        }
-        let mut masters = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
-        fastrand::shuffle(&mut masters);
-        let cluster = self.clone();
-        self.runtime.spawn(FutureExt::boxed(async move {
-            for master in masters {
-                let Ok(node) = cluster.node(&master) else { return };
-                node.commands.open_fast_path().await;
-                // Else the master may be down.
-                if node.commands.current_fast_path().is_some() {
-                    return;
-                }
-            }
-        }));
+        self.node(&self.master(slot).await?)
     }
 
     /// Returns a connection to each current master.
     pub(in super::super) async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Link>>, Failure> {
         self.refresh().await?;
         let masters = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
-        masters
-            .iter()
-            .map(|master| Ok(self.node(master)?.commands.clone()))
-            .collect()
+        masters.iter().map(|master| self.node(master)).collect()
     }
 
     /// Returns the master of a slot, as far as is known.
@@ -254,21 +197,13 @@ impl Cluster {
         known().ok_or(Failure::Unserved)
     }
 
-    fn node(&self, address: &Address) -> Result<Arc<Node>, Failure> {
+    fn node(&self, address: &Address) -> Result<Arc<Link>, Failure> {
         let mut state = self.state();
         if state.closed {
             return Err(Failure::Closed(self.config.address().into()));
         }
-        let node = state.nodes.entry(address.clone()).or_insert_with(|| {
-            let config = self.config.node(address);
-            let commands = Link::new(config.clone());
-            commands.allow_fast_path();
-            Arc::new(Node {
-                commands,
-                channels: Link::for_channels(config),
-            })
-        });
-        Ok(node.clone())
+        let node = state.nodes.entry(address.clone());
+        Ok(node.or_insert_with(|| Link::new(self.config.node(address))).clone())
     }
 
     fn learn(self: &Arc<Self>, slot: u16, master: &Address) {
@@ -336,8 +271,8 @@ impl Cluster {
             let at = format!("{}:{}", address.0, address.1);
             let call = async {
                 let node = self.node(&address)?;
-                let answer = node.commands.call(slots).await;
-                let answer = answer.map_err(|failure| failure.in_cluster(&node.commands.config().address()))?;
+                let answer = node.call(slots).await;
+                let answer = answer.map_err(|failure| failure.in_cluster(&node.config().address()))?;
                 map::ranges(&answer, &address).ok_or(Failure::Unexpected("CLUSTER SLOTS"))
             };
             match tokio::time::timeout(self.limit() / 4, call).await {
@@ -358,8 +293,7 @@ impl Cluster {
         let mut state = self.state();
         state.closed = true;
         for (_, node) in state.nodes.drain() {
-            node.commands.close();
-            node.channels.close();
+            node.close();
         }
     }
 }

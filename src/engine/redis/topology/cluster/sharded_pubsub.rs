@@ -84,7 +84,7 @@ impl Cluster {
         let mut hops = 0;
         loop {
             let master = self.master(slot).await?;
-            let link = self.node(&master)?.channels.clone();
+            let link = self.node(&master)?;
             match link.subscribe(channel.to_owned(), Some(handler.clone())).await {
                 Ok(subscription) => return Ok((master, subscription)),
                 Err(failure) => match refusal(&failure, &master) {

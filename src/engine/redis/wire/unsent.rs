@@ -1,0 +1,228 @@
+//! Removes the requests of callers that left from what the socket has not taken yet.
+
+use std::collections::VecDeque;
+
+use redis::RedisResult;
+
+use super::in_flight::{InFlight, SentBatch, Single};
+use super::pipeline::Batch;
+use super::resp;
+use super::state::State;
+
+impl State {
+    /// Removes the requests of callers that left, unless they are written, or partly written.
+    ///
+    /// # Behavior
+    /// The output has no index of its requests, because this is rare: their lengths are read from the bytes.
+    ///
+    /// # Errors
+    /// When the output does not consist of commands.
+    pub(super) fn remove_unsent(&mut self) -> RedisResult<()> {
+        let mut starts = Vec::new();
+        let mut at = 0;
+        while let Some(length) = resp::length(&self.out[at..])?.filter(|length| *length > 0) {
+            starts.push(at);
+            at += length;
+        }
+        // The last requests that wait for replies are those in the output.
+        let (mut first, mut command) = (self.waiting.len(), starts.len());
+        while first > 0 {
+            let before = command.checked_sub(self.waiting[first - 1].commands());
+            match before {
+                Some(before) if starts.get(before).is_none_or(|start| *start >= self.written) => command = before,
+                _ => break,
+            }
+            first -= 1;
+        }
+        let unsent = self.waiting.split_off(first);
+        let bytes = starts
+            .get(command)
+            .map_or(Vec::new(), |start| self.out.split_off(*start));
+        self.keep_wanted(unsent, &bytes)
+    }
+
+    /// Appends the requests whose callers have not left.
+    fn keep_wanted(&mut self, requests: VecDeque<InFlight>, mut bytes: &[u8]) -> RedisResult<()> {
+        for asked in requests {
+            let length = resp::length_of(bytes, asked.commands())?.unwrap_or(bytes.len());
+            let (request, rest) = bytes.split_at(length);
+            bytes = rest;
+            match asked {
+                InFlight::Single(asked) if asked.is_gone() => {
+                    self.under_way -= 1;
+                    if let Single::Sink(handle) = asked {
+                        handle.discard();
+                        self.health.cancelled();
+                    }
+                }
+                InFlight::Batch(sent) if sent.has_cancelled() => self.keep_wanted_calls(sent, request)?,
+                asked => {
+                    self.out.extend_from_slice(request);
+                    self.waiting.push_back(asked);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_wanted_calls(&mut self, sent: SentBatch, request: &[u8]) -> RedisResult<()> {
+        let kind = sent.kind;
+        let mut batch = Batch::restore(sent, request)?;
+        let removed = batch.remove_cancelled();
+        self.removed(kind, removed);
+        if !batch.is_empty() {
+            let sent = batch.write(&mut self.out);
+            self.waiting.push_back(InFlight::Batch(sent));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use redis::Value;
+    use tokio::sync::oneshot;
+
+    use super::super::in_flight::tests::{claims, state};
+    use super::super::pipeline::Kind;
+    use super::super::reply_sink::{ReplyHandle, ReplySink};
+    use super::*;
+    use crate::clock::Moment;
+    use crate::engine::redis::keys::Layout;
+    use crate::model::Claim;
+
+    fn layout() -> Layout {
+        Layout::new("lock:", true)
+    }
+
+    /// Returns what a state writes for some requests.
+    fn output(fill: impl FnOnce(&mut State)) -> String {
+        let mut state = state();
+        fill(&mut state);
+        state.seal();
+        String::from_utf8(state.out).unwrap()
+    }
+
+    fn text(state: &State) -> String {
+        String::from_utf8(state.out.clone()).unwrap()
+    }
+
+    fn one(state: &mut State, word: &str) -> oneshot::Receiver<RedisResult<Value>> {
+        let (sender, reply) = oneshot::channel();
+        state.seal();
+        resp::write(&mut state.out, &[word]);
+        state.wait(Single::Call(sender));
+        reply
+    }
+
+    #[test]
+    fn what_is_partly_written_stays_and_the_rest_of_the_callers_that_left_does_not() {
+        let mut state = state();
+        let [first, second, third] = ["first", "second", "third"].map(|word| one(&mut state, word));
+        state.written = 1;
+        drop((first, second));
+        state.remove_unsent().unwrap();
+        let expected = output(|state| ["first", "third"].into_iter().for_each(|word| drop(one(state, word))));
+        assert_eq!(text(&state), expected);
+        assert_eq!((state.written, state.waiting.len(), state.under_way), (1, 2, 2));
+        // All of the first request is written, and its reply was read: it does not wait any more.
+        state.written = state.out.len() / 2;
+        state.waiting.pop_front();
+        drop(third);
+        state.remove_unsent().unwrap();
+        assert_eq!((state.waiting.len(), state.out.len() > state.written), (0, false));
+    }
+
+    #[test]
+    fn an_attempt_is_removed_from_the_commands_that_it_shares_with_others() {
+        for kind in [Kind::Acquire, Kind::Check, Kind::Script] {
+            let claims = claims(3);
+            let add = |state: &mut State, claim: &Claim| {
+                let batch = state.batch_for(kind, Some(&claim.owner));
+                match kind {
+                    Kind::Acquire => batch.add_acquisition(&layout(), claim),
+                    Kind::Check => batch.add_check(&layout(), claim),
+                    _ => batch.add_script(redis::cmd("EVALSHA").arg(claim.owner.as_str())),
+                }
+            };
+            let mut state = state();
+            let mut outcomes: Vec<_> = claims.iter().map(|claim| add(&mut state, claim)).collect();
+            state.seal();
+            drop(outcomes.remove(1));
+            state.remove_unsent().unwrap();
+            let expected = output(|state| {
+                // The callers wait.
+                [0, 2]
+                    .into_iter()
+                    .for_each(|i| std::mem::forget(add(state, &claims[i])));
+            });
+            assert_eq!(text(&state), expected, "{kind:?}");
+            assert_eq!(
+                (state.waiting[0].commands(), state.under_way),
+                (expected.matches("*").count(), 2)
+            );
+            drop(outcomes);
+            state.remove_unsent().unwrap();
+            assert_eq!(
+                (text(&state), state.waiting.len(), state.under_way),
+                (String::new(), 0, 0)
+            );
+        }
+    }
+
+    /// Counts its replies. Its odd requests are cancelled.
+    #[derive(Default)]
+    struct Odd(Mutex<usize>);
+
+    impl ReplySink for Odd {
+        fn on_reply(self: Arc<Self>, _: usize, _: RedisResult<Value>) {
+            *self.0.lock().unwrap() += 1;
+        }
+
+        fn is_cancelled(&self, number: usize) -> bool {
+            number % 2 == 1
+        }
+    }
+
+    #[test]
+    fn a_vote_of_an_ended_attempt_is_removed_without_a_reply() {
+        let (claims, odd) = (claims(3), Arc::<Odd>::default());
+        let add = |state: &mut State, number: usize| {
+            state.health.sent(Moment::now());
+            let batch = state.batch_for(Kind::Vote, Some(&claims[number].owner));
+            batch.add_vote(
+                &layout(),
+                &claims[number],
+                "value",
+                7,
+                ReplyHandle::new(odd.clone(), number),
+            );
+        };
+        let tell = |state: &mut State, number: usize| {
+            state.seal();
+            state.health.sent(Moment::now());
+            resp::write(&mut state.out, &["EVALSHA"]);
+            state.wait(Single::Sink(ReplyHandle::new(odd.clone(), number)));
+        };
+        let mut state = state();
+        // Before it is put together, and afterwards.
+        (0..3).for_each(|number| add(&mut state, number));
+        state.seal();
+        assert_eq!((state.under_way, state.waiting[0].commands()), (2, 6));
+        (2..4).for_each(|number| tell(&mut state, number));
+        state.remove_unsent().unwrap();
+        let expected = output(|state| {
+            [0, 2].into_iter().for_each(|number| add(state, number));
+            tell(state, 2);
+            // Each receives an error in place of its reply.
+            std::mem::forget(std::mem::take(&mut state.waiting));
+        });
+        assert_eq!(text(&state), expected);
+        assert_eq!(
+            (state.under_way, state.waiting.len(), *odd.0.lock().unwrap()),
+            (3, 2, 0)
+        );
+    }
+}
