@@ -11,7 +11,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::core::ledger::{Ledger, Row, StoredName, micros, span};
-use super::{Acquired, EXPIRED_POSITION_KEPT, Engine, MovableClock, Released, Renewed, Result, Subscription};
+use super::{
+    Acquired, Description, EXPIRED_POSITION_KEPT, Engine, MovableClock, Released, Renewed, Result, Subscription,
+};
 use crate::clock::Moment;
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
@@ -149,12 +151,8 @@ impl MemoryEngine {
 
 #[async_trait]
 impl Engine for MemoryEngine {
-    fn name(&self) -> &'static str {
-        "memory"
-    }
-
-    fn ordered(&self) -> bool {
-        true
+    fn describe(&self) -> Description {
+        Description::new("memory", true)
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {

@@ -164,6 +164,32 @@ pub trait Subscription: Send {
     }
 }
 
+/// What a store is.
+#[derive(Debug, Clone, Copy)]
+pub struct Description {
+    /// Its name: its module, feature and URL scheme.
+    pub name: &'static str,
+    /// Whether it keeps a queue, and serves waiters (`claim.waiting`) in the order of their first attempts. Otherwise the
+    /// service lets one waiter per name and process make attempts.
+    pub ordered: bool,
+    /// The longest lease without a renewal, where a lease ends with a session of the server. `None`: any ttl.
+    pub longest_lease: Option<Duration>,
+    /// The maximum number of names of one claim.
+    pub most_names: usize,
+}
+
+impl Description {
+    /// Describes a store whose leases may have any ttl.
+    pub fn new(name: &'static str, ordered: bool) -> Self {
+        Description {
+            name,
+            ordered,
+            longest_lease: None,
+            most_names: 1000,
+        }
+    }
+}
+
 /// One store.
 ///
 /// # Contract
@@ -186,25 +212,16 @@ pub trait Subscription: Send {
 /// # What to implement
 /// The methods without a default. Then `renew_all` and `release_all` if one command can serve several claims, `try_acquire_in_order` if several
 /// waiters can enter a queue at once, `watch_event_loop` and [`Subscription::is_reliable`] if the engine keeps the positions of its waiters
-/// alive, [`Subscription::take_hand_off`] if a release can grant a name, and `longest_lease` if a lock ends with a session of the server.
+/// alive, and [`Subscription::take_hand_off`] if a release can grant a name.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug {
-    /// Returns the store's name: its module, feature and URL scheme.
-    fn name(&self) -> &'static str;
+    /// Describes the store: the same for the life of the engine.
+    fn describe(&self) -> Description;
 
     /// Returns the address of the store for error messages, or an empty text if the store has none, or consists of independent servers.
     fn address(&self) -> String {
         String::new()
     }
-
-    /// Returns the error of a call that had no answer within `timeout`.
-    fn no_answer(&self, op: &'static str, timeout: Duration) -> EngineError {
-        EngineError::no_answer(self.name(), &self.address(), op, timeout)
-    }
-
-    /// Whether the store keeps a queue, and serves waiters (`claim.waiting`) in the order of their first attempts. Otherwise the
-    /// service lets one waiter per name and process make attempts.
-    fn ordered(&self) -> bool;
 
     /// Passes the detector of an event loop that does not respond. Called once, before all other calls.
     ///
@@ -212,16 +229,6 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// An engine that keeps the positions of waiters alive stops doing so while the loop does not respond, so that its waiters
     /// are skipped.
     fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
-
-    /// Returns the longest lease without a renewal, where a lease ends with a session of the server. `None`: any ttl.
-    fn longest_lease(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Returns the maximum number of names of one claim.
-    fn most_names(&self) -> usize {
-        1000
-    }
 
     /// Makes one attempt to acquire all names of the claim.
     ///
@@ -234,7 +241,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Makes attempts for several waiters of this process with the same first name, in the order of the list.
     ///
     /// # Behavior
-    /// The service calls this where [`Engine::ordered`] is true, with `waiting` claims. At most one call per name is in
+    /// The service calls this where [`Description::ordered`] is true, with `waiting` claims. At most one call per name is in
     /// progress. Each claim gets one answer. A store that can enter several waiters in one command does so; the default
     /// makes one attempt after the other.
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
@@ -314,6 +321,23 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Returns the store's clock if tests can move it: in `memory:`.
     fn movable_clock(&self) -> Option<&dyn MovableClock> {
         None
+    }
+}
+
+impl dyn Engine {
+    /// Returns the store's name.
+    pub fn name(&self) -> &'static str {
+        self.describe().name
+    }
+
+    /// Whether the store keeps a queue.
+    pub fn ordered(&self) -> bool {
+        self.describe().ordered
+    }
+
+    /// Returns the error of a call that had no answer within `timeout`.
+    pub fn no_answer(&self, op: &'static str, timeout: Duration) -> EngineError {
+        EngineError::no_answer(self.name(), &self.address(), op, timeout)
     }
 }
 

@@ -237,7 +237,7 @@ impl Locks {
     ) -> Result<Arc<Lease>, LockError> {
         let shared = &self.shared;
         let names = Names::unique(names);
-        let options = Arc::new(options).within(shared.engine.longest_lease());
+        let options = Arc::new(options).within(shared.engine.describe().longest_lease);
         let _call = shared.begin_call_for(&names)?;
         let mut claim = Claim::with_names(&names, owner, options.ttl, shared.process.clone());
         claim.metadata = options.metadata.clone();

@@ -76,7 +76,7 @@ impl Shared {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for more names than the store takes in one claim; those of [`Shared::begin_call`].
     pub(super) fn begin_call_for(&self, names: &[Key]) -> Result<TaskTrackerToken, LockError> {
-        let most = self.engine.most_names();
+        let most = self.engine.describe().most_names;
         if names.len() > most {
             let rule = format!("must be at most {most} names on {}", self.engine.name());
             return Err(LockError::invalid("names", &rule, names.len()));

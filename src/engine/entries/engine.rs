@@ -17,7 +17,9 @@ use super::record::{Seen, Stored};
 use super::store::{Failure, Outcome, Store};
 use crate::backoff::Backoff;
 use crate::engine::ends::Ends;
-use crate::engine::{Acquired, Answers, Attempts, Engine, Released, Renewal, Renewed, Result, Subscription};
+use crate::engine::{
+    Acquired, Answers, Attempts, Description, Engine, Released, Renewal, Renewed, Result, Subscription,
+};
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
@@ -71,7 +73,7 @@ pub(in crate::engine) struct EntryEngine {
 
 impl fmt::Debug for EntryEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple(self.name()).field(&self.address()).finish()
+        f.debug_tuple(self.core.store.name()).field(&self.address()).finish()
     }
 }
 
@@ -163,24 +165,16 @@ impl Core {
 
 #[async_trait]
 impl Engine for EntryEngine {
-    fn name(&self) -> &'static str {
-        self.core.store.name()
+    fn describe(&self) -> Description {
+        Description {
+            longest_lease: self.core.store.longest_lease(),
+            most_names: MOST_NAMES,
+            ..Description::new(self.core.store.name(), true)
+        }
     }
 
     fn address(&self) -> String {
         self.core.store.address()
-    }
-
-    fn ordered(&self) -> bool {
-        true
-    }
-
-    fn longest_lease(&self) -> Option<Duration> {
-        self.core.store.longest_lease()
-    }
-
-    fn most_names(&self) -> usize {
-        MOST_NAMES
     }
 
     fn watch_event_loop(&self, detector: &Arc<StallDetector>) {

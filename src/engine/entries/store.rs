@@ -78,7 +78,7 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     /// Returns the address for messages.
     fn address(&self) -> String;
 
-    /// As [`Engine::longest_lease`](crate::engine::Engine::longest_lease).
+    /// As [`Description::longest_lease`](crate::engine::Description::longest_lease).
     fn longest_lease(&self) -> Option<Duration> {
         None
     }

@@ -53,7 +53,7 @@ use self::queue::Queue;
 use self::queue::poll::Poll;
 use self::ttl_index::TtlIndex;
 use self::unwritten_tokens::UnwrittenTokens;
-use super::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
+use super::{Acquired, Attempts, Description, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
@@ -124,16 +124,12 @@ impl Core {
 
 #[async_trait]
 impl Engine for MongodbEngine {
-    fn name(&self) -> &'static str {
-        ENGINE
+    fn describe(&self) -> Description {
+        Description::new(ENGINE, self.queue.is_some())
     }
 
     fn address(&self) -> String {
         self.address.clone()
-    }
-
-    fn ordered(&self) -> bool {
-        self.queue.is_some()
     }
 
     fn watch_event_loop(&self, detector: &Arc<StallDetector>) {

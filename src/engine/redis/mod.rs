@@ -66,7 +66,9 @@ use self::scripts::Script;
 use self::topology::Route;
 use self::topology::failover::FailoverMonitor;
 use self::topology::replicas::Replicated;
-use super::{Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result, Subscription};
+use super::{
+    Acquired, Answers, Attempts, Description, Engine, Released, Releases, Renewal, Renewed, Result, Subscription,
+};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
 
@@ -177,16 +179,12 @@ impl RedisEngine {
 
 #[async_trait]
 impl Engine for RedisEngine {
-    fn name(&self) -> &'static str {
-        ENGINE
+    fn describe(&self) -> Description {
+        Description::new(ENGINE, true)
     }
 
     fn address(&self) -> String {
         self.route.address()
-    }
-
-    fn ordered(&self) -> bool {
-        true
     }
 
     fn watch_event_loop(&self, detector: &Arc<StallDetector>) {

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::Page;
 use super::dropped_calls::DroppedCalls;
 use super::jobs::{Job, Reply, Sender, StartState};
-use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::engine::{Acquired, Attempts, Description, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::error::EngineError;
 use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -149,16 +149,12 @@ impl<W: Wakeup> SqlEngine<W> {
 
 #[async_trait]
 impl<W: Wakeup> Engine for SqlEngine<W> {
-    fn name(&self) -> &'static str {
-        self.store.engine
+    fn describe(&self) -> Description {
+        Description::new(self.store.engine, true)
     }
 
     fn address(&self) -> String {
         self.store.address.clone()
-    }
-
-    fn ordered(&self) -> bool {
-        true
     }
 
     fn watch_event_loop(&self, detector: &Arc<StallDetector>) {

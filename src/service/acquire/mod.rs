@@ -3,7 +3,7 @@
 //! The loop ends with a grant, at the deadline, when the caller aborts, or when the service closes. A call that ends without the
 //! lock leaves its claim to `abandoned.rs`.
 //!
-//! `Engine::ordered` says which of two kinds a store is:
+//! `Description::ordered` says which of two kinds a store is:
 //!
 //! - **It keeps a queue.** The claim subscribes before its first attempt, because that attempt may enter the queue. Each later attempt
 //!   keeps the position alive. Where the engine keeps the positions of the process alive (`Subscription::is_reliable`), a waiter does not
@@ -90,7 +90,7 @@ impl Acquisition {
         abort: Option<CancellationToken>,
     ) -> Self {
         let started = Instant::now();
-        let options = options.within(shared.engine.longest_lease());
+        let options = options.within(shared.engine.describe().longest_lease);
         let max_hold = options.max_hold.unwrap_or(Duration::MAX);
         let ttl = Ttl::clamped(max_hold.min(options.ttl.duration()));
         let mut claim = Claim::with_names(&names, OwnerToken::fresh(), ttl, shared.process.clone());

@@ -138,7 +138,7 @@ impl Lease {
             return Err(loss);
         }
         let whole = ttl;
-        let longest = shared.engine.longest_lease().map(Ttl::clamped);
+        let longest = shared.engine.describe().longest_lease.map(Ttl::clamped);
         let ttl = longest.map_or(ttl, |longest| ttl.min(longest));
         // As short as that of a renewal: a retry must fit into the rest of the lease.
         let (capped, timeout, end) = {

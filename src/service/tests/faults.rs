@@ -9,8 +9,8 @@ use super::*;
 use crate::clock::Moment;
 use crate::engine::memory::MemoryEngine;
 use crate::engine::{
-    Acquired, Answers, Attempts, Engine, HandOff, Released, Releases, Renewal, Renewed, Result as EngineResult,
-    SharedEngine, Subscription, release_each, renew_each,
+    Acquired, Answers, Attempts, Description, Engine, HandOff, Released, Releases, Renewal, Renewed,
+    Result as EngineResult, SharedEngine, Subscription, release_each, renew_each,
 };
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
@@ -196,21 +196,16 @@ impl Faulty {
 
 #[async_trait]
 impl Engine for Faulty {
-    fn name(&self) -> &'static str {
-        "faulty"
+    fn describe(&self) -> Description {
+        let longest = self.longest_ms.load(SeqCst);
+        Description {
+            longest_lease: (longest > 0).then(|| ms(longest.into())),
+            ..Description::new("faulty", !self.unordered.load(SeqCst))
+        }
     }
 
     fn address(&self) -> String {
         "h:1".to_owned()
-    }
-
-    fn ordered(&self) -> bool {
-        !self.unordered.load(SeqCst)
-    }
-
-    fn longest_lease(&self) -> Option<Duration> {
-        let longest = self.longest_ms.load(SeqCst);
-        (longest > 0).then(|| ms(longest.into()))
     }
 
     async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
@@ -228,7 +223,7 @@ impl Engine for Faulty {
         self.owners.lock().unwrap().push(claim.owner.clone());
         let _attempt = Attempt::begin(self);
         let mut claim = claim.clone();
-        claim.waiting &= self.ordered();
+        claim.waiting &= self.describe().ordered;
         if let Fault::Late(delay) = *self.fault.lock().unwrap() {
             let (store, claim) = (self.store.clone(), claim.clone());
             tokio::spawn(async move {
@@ -299,7 +294,7 @@ impl Engine for Faulty {
                 is_late,
             }));
         }
-        if self.ordered() {
+        if self.describe().ordered {
             return self.store.subscribe(claim, key).await;
         }
         Ok(Box::new(NoNotifications))

@@ -10,9 +10,10 @@ use redis::{Cmd, Value};
 use crate::engine::Engine;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::connection::Link;
-use crate::engine::redis::error::Failure;
+use crate::engine::redis::error::{ENGINE, Failure};
 use crate::engine::redis::keys::{KeyBuffer, Layout, Part};
 use crate::engine::redis::scripts::{INSPECT, Script};
+use crate::error::EngineError;
 use crate::model::{Fence, Holder, LockInfo, OwnerToken, Process};
 
 /// The number of keys per SCAN, which bounds how long one SCAN blocks the server.
@@ -150,7 +151,7 @@ impl RedisEngine {
     ) -> crate::engine::Result<T> {
         match tokio::time::timeout(limit, page).await {
             Ok(answer) => answer.map_err(|failure| failure.during("list")),
-            Err(_) => Err(self.no_answer("list", limit)),
+            Err(_) => Err(EngineError::no_answer(ENGINE, &self.address(), "list", limit)),
         }
     }
 }

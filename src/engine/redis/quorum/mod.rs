@@ -72,7 +72,7 @@ use super::keys::{Layout, Part};
 use super::ops::contended::Contended;
 use super::scripts::Script;
 use crate::engine::attempt_queue::AttemptQueue;
-use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::engine::{Acquired, Description, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// The largest number of attempts in progress. Renewals and releases are not limited.
@@ -300,12 +300,8 @@ fn next(last: &AtomicU64, least: u64) -> u64 {
 
 #[async_trait]
 impl Engine for QuorumEngine {
-    fn name(&self) -> &'static str {
-        ENGINE
-    }
-
-    fn ordered(&self) -> bool {
-        false
+    fn describe(&self) -> Description {
+        Description::new(ENGINE, false)
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {

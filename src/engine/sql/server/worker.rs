@@ -1,6 +1,6 @@
 //! The task that executes calls as transactions (`transaction.rs`), several in one. `sql/jobs.rs` has their order.
 //!
-//! The first transaction that finds a locked row waits for [`LOCK_WAIT`](super::LOCK_WAIT), unless a single statement has just waited for
+//! The first transaction that finds a locked row waits for [`LOCK_WAIT`], unless a single statement has just waited for
 //! it. Its calls are then divided: into attempts and others, then into halves, with transactions that wait only briefly for a lock. The
 //! others go first. A call that still finds a lock when it is alone fails with a retryable error, and the service repeats it. Until a call
 //! for its name succeeds, later calls for the name do not share a transaction with the others, so that these do not wait for the same lock

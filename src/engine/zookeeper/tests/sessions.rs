@@ -23,7 +23,7 @@ async fn a_session_that_ends_takes_its_locks_with_it() {
     let prefix = prefix();
     let proxy = Proxy::start(&url).await;
     let (engine, other) = (open_short(&proxy.url, &prefix).await, open(&url, &prefix).await);
-    assert_eq!(engine.longest_lease(), Some(SESSION / 2));
+    assert_eq!(engine.describe().longest_lease, Some(SESSION / 2));
     let (held, waiter) = (claim(&["n"], SESSION / 2), waiting(&["m"], LONG));
     acquire(&engine, &held).await;
     acquire(&other, &claim(&["m"], LONG)).await;
@@ -184,7 +184,7 @@ async fn the_session_timeout_is_that_of_the_server() {
         ..Settings::default()
     };
     let engine = open_with(&url, &settings).await;
-    let longest = engine.longest_lease().unwrap();
+    let longest = engine.describe().longest_lease.unwrap();
     assert!(longest > 100 * asked, "{longest:?}");
     let ours = claim(&["n"], longest);
     acquire(&engine, &ours).await;

@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use super::super::keys::{Part, companion};
 use super::super::{QuorumConfig, QuorumEngine};
 use super::*;
-use crate::engine::{Renewed, Result as EngineResult};
+use crate::engine::{Description, Renewed, Result as EngineResult};
 
 mod bursts;
 mod faults;
@@ -221,11 +221,8 @@ impl EngineWithNodes {
 
 #[async_trait::async_trait]
 impl Engine for EngineWithNodes {
-    fn name(&self) -> &'static str {
-        self.engine.name()
-    }
-    fn ordered(&self) -> bool {
-        self.engine.ordered()
+    fn describe(&self) -> Description {
+        self.engine.describe()
     }
     async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
         self.engine.try_acquire(claim).await
