@@ -28,6 +28,8 @@ test('a process whose call was aborted in flight releases the lock before it exi
   proxy.holdReplies()
   child.send('acquire')
   while ((await locks.inspect('aborted')) === null) await sleep(10)
+  // The release does not arrive before `resume`.
+  proxy.freeze()
   child.send('abort')
   await once(child, 'message')
   // The call has rejected and nothing else keeps the process alive, but the store has granted the lock.

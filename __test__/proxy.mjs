@@ -18,6 +18,20 @@ import { random, skip } from './stores.mjs'
 import { until } from './tools.mjs'
 import { folderOf } from './zookeeper-client.mjs'
 
+/** The types of the frames of HTTP/2 with a reply are up to this one: data and headers. */
+const HEADERS = 1
+
+/** Returns the frames of HTTP/2 in a part of a stream that begins with one (RFC 9113, chapter 4.1). @param {Buffer} data */
+function frames(data) {
+  const found = []
+  for (let at = 0; at + 9 <= data.length;) {
+    const end = at + 9 + data.readUIntBE(at, 3)
+    found.push({ type: data[at + 3], stream: data.readUInt32BE(at + 5) & 0x7fffffff, body: data.subarray(at + 9, end) })
+    at = end
+  }
+  return found
+}
+
 /** One client's connection through the proxy. Held data keeps its order, as on a real network. */
 class ProxiedConnection {
   /** @type {{ toServer: Buffer[], toClient: Buffer[] }} */
@@ -117,6 +131,8 @@ class Proxy {
   delayMs = 0
   /** Whether new connections are accepted and get no data. Open ones work. */
   hangsNew = false
+  /** Whether the protocol is HTTP/2. */
+  isHttp2 = false
   /** @type {((reply: Buffer) => void) | undefined} Called with each reply, which it may change in place. */
   changeReply
   /** The port of the server. Open connections keep theirs. */
@@ -232,11 +248,16 @@ class Proxy {
   onRequest(connection, data) {
     const index = this.#traps.findIndex(({ texts }) => texts.some((text) => data.includes(text)))
     if (index < 0 || this.#traps[index].skip-- > 0) return
-    const [{ resolve }] = this.#traps.splice(index, 1)
+    const [{ texts, resolve }] = this.#traps.splice(index, 1)
     // PostgreSQL replies to each statement of a request. The last one of a transaction commits it.
     const last = data.includes('COMMIT\0') ? 'COMMIT\0' : ''
+    // etcd also acknowledges what it has received, before it executes a request.
+    const asked = this.isHttp2 && frames(data).find(({ body }) => texts.some((text) => body.includes(text)))
     connection.onDroppedReply = (reply) => {
-      if (reply.includes(last)) resolve()
+      const isReply = asked
+        ? frames(reply).some(({ type, stream }) => type <= HEADERS && stream === asked.stream)
+        : reply.includes(last)
+      if (isReply) resolve()
     }
   }
 
@@ -377,6 +398,7 @@ class ProxyFixture {
     const options = { keyPrefix: `${random()}:`, ...service }
     const direct = await LockService.connect(directUrl(server.port), options)
     const proxy = await startProxy(server.port, { secure: secure !== undefined })
+    proxy.isHttp2 = SERVERS[kind].engine === 'etcd'
     await prepare?.(direct)
     return new ProxyFixture({ kind, server, proxy, direct, options })
   }

@@ -20,7 +20,7 @@ use crate::model::{Claim, Fence, Key, OwnerToken};
 /// The interval at which records are written: each one at the second time after its grant.
 const WRITE_INTERVAL: Duration = Duration::from_millis(25);
 /// The same on a node of a quorum, where a transfer waits for a shorter time.
-const QUORUM_WRITE_INTERVAL: Duration = Duration::from_millis(2);
+const QUORUM_WRITE_INTERVAL: Duration = Duration::from_millis(5);
 /// The pause before a record that the server refused for now, or that was lost with its connection, is sent again.
 const REPEATED_AFTER: Duration = Duration::from_secs(1);
 /// The time for which it is repeated.
