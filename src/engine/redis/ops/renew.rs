@@ -2,6 +2,9 @@
 //!
 //! A single renewal is a round trip, and the server spends more time on receiving the command than on its execution. Leases
 //! that are due together share scripts, which are sent one after the other without waiting for answers.
+//!
+//! The event loop reads the reply, and wakes the I/O thread, on which a renewal runs. That takes some 60 µs of CPU for each read: with
+//! 10 000 leases and a ttl of 3 s there are 95 reads per second, 0.6 % of a core.
 
 use std::collections::HashMap;
 
