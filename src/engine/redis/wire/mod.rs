@@ -314,15 +314,15 @@ impl Wire {
         });
     }
 
-    /// Adds a request to the output, which the driver writes at the end of the tick. A large output of the driver's thread is written at once.
+    /// Adds a request to the output, which is written at the end of the tick; a large one of the driver's thread at once.
     fn send<R>(&self, fill: impl FnOnce(&mut State) -> R) -> RedisResult<R> {
         let mut state = self.state();
         if !self.is_open() {
             return Err(self.broken());
         }
-        let before = state.under_way;
+        let (is_here, before) = (self.is_here(), state.under_way);
         let result = fill(&mut state);
-        if self.is_here() {
+        if is_here {
             state.of_others = 0;
             let early = (EARLY * state.under_way).clamp(LEAST_EARLY, MOST_EARLY);
             if state.unsealed() >= early {
@@ -334,7 +334,7 @@ impl Wire {
         } else {
             state.of_others += state.under_way.saturating_sub(before);
         }
-        self.wake(&mut state);
+        self.wake(&mut state, is_here);
         Ok(result)
     }
 
@@ -343,10 +343,10 @@ impl Wire {
         self.event_loop.as_ref().is_none_or(|event_loop| event_loop.is_here())
     }
 
-    /// Wakes the task that sends the requests of this tick.
-    fn wake(&self, state: &mut State) {
+    /// Wakes the task that sends the requests of this tick. `is_here` as of [`Self::is_here`].
+    fn wake(&self, state: &mut State, is_here: bool) {
         state.count_replies();
-        match self.is_here() {
+        match is_here {
             true => state.driver.wake(),
             false => state.flusher.wake(),
         }
@@ -383,7 +383,7 @@ impl Wire {
     pub(super) fn caller_left(&self) {
         let mut state = self.state();
         state.has_left = true;
-        self.wake(&mut state);
+        self.wake(&mut state, self.is_here());
     }
 }
 
