@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::*;
 use crate::engine::entries::{self, Record};
@@ -177,7 +177,9 @@ async fn a_server_that_does_not_speak_http2_is_an_error() {
             .of("connect");
         assert!(error.retryable, "{error}");
     }
-    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let closed = socket.local_addr().unwrap();
     let error = call(&client(&format!("etcd://{closed}")))
         .await
         .unwrap_err()

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
-use std::net::TcpListener;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
@@ -10,6 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use ::redis::FromRedisValue;
+use tokio::net::TcpSocket;
 
 use self::security::Certificates;
 use super::connection::Link;
@@ -305,11 +305,16 @@ impl Server {
 
 /// Returns an unused port that no other test of this process gets. It is below the ports of outgoing connections, one of which
 /// could use it before the server does.
+///
+/// The port is tried with a socket that does not listen: a process that another test starts in that moment has a copy of the
+/// socket until it executes its program, and would accept connections that the kernel resets then.
 fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
         let port = fastrand::u16(10_000..32_000);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() && GIVEN.lock().unwrap().insert(port) {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        if socket.bind(([127, 0, 0, 1], port).into()).is_ok() && GIVEN.lock().unwrap().insert(port) {
             return port;
         }
     }

@@ -1,7 +1,7 @@
 //! Servers that are down, slow or silent, or that refuse writes.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Condvar, Mutex};
 
 use super::*;
@@ -285,7 +285,9 @@ async fn service_resumes_after_an_outage_and_fences_grow() {
 
 #[tokio::test]
 async fn a_missing_server_is_an_error_within_the_time_limit() {
-    let free_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let closed = TcpSocket::new_v4().unwrap();
+    closed.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let free_port = closed.local_addr().unwrap().port();
     let config = |url: &str, limit| {
         RedisConfig::parse(
             url,

@@ -1,6 +1,7 @@
 //! A master under Sentinel, and its failover.
 
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::time::Instant;
 
 use super::replicas::acquire_with_replicas;
