@@ -76,6 +76,17 @@ test('large folders, long files and conditional compilation are found', () => {
   assert.deepEqual(problemsOf({ 'cfg.rs': '#[cfg(not(unix))]\n'.repeat(15), 'tests/long.rs': 'x\n'.repeat(401) }), [])
 })
 
+test('too many methods of the trait of all stores, and a default of one, are found', () => {
+  /** @param {string[]} methods */
+  const engine = (methods) => ({ 'engine/mod.rs': `//!\npub trait Engine: Send {\n${methods.join('\n')}\n}\n` })
+  const required = Array.from({ length: 9 }, (_, i) => `    async fn m${i}(&self, of: &[u8]) -> Result<()>;`)
+  assert.deepEqual(problemsOf(engine(required)), [])
+  assert.match(problemsOf(engine([...required, '    fn more(&self);'])).join(), /Engine has 10 methods, more than 9/)
+  assert.deepEqual(problemsOf(engine(['    fn some(&self) -> bool {', '        true', '    }'])), [
+    'Engine::some has a default',
+  ])
+})
+
 test('a code line more or less than the budget of its folder is found; comments, blank lines and tests are none', () => {
   const rust =
     '//! A module.\n\nuse a::b;\n\n/// A function.\nfn f() {}\n\n#[cfg(test)]\nmod tests {\n    fn g() {}\n}\n'

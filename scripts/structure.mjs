@@ -1,4 +1,5 @@
-// Checks the structure of `src/`: circles of imports, the number of files in a folder, and conditional compilation. Checks that each fault
+// Checks the structure of `src/`: circles of imports, the number of files in a folder, conditional compilation, and the size of the trait
+// of all stores. Checks that each fault
 // of mutants.json can be planted.
 import { spawnSync } from 'node:child_process'
 import { existsSync, readdirSync, readFileSync } from 'node:fs'
@@ -12,6 +13,8 @@ const MOST_IN_FOLDER = 12
 const MOST_CFG_LINES = 15
 /** Items of a file, other than modules, that exist only with a feature, outside of tests: what needs no optional crate is always there. */
 const MOST_OF_FEATURES = 20
+/** Methods of the trait of all stores. None has a default. */
+const MOST_METHODS = 9
 /** Lines of a source file that is not a test. */
 const MOST_LINES = 400
 
@@ -152,6 +155,10 @@ export function problemsOf(files) {
   if (cfgLines > MOST_CFG_LINES) problems.push(`src/ has ${cfgLines} lines with cfg(unix), more than ${MOST_CFG_LINES}`)
   if (ofFeatures > MOST_OF_FEATURES)
     problems.push(`src/ has ${ofFeatures} items with cfg(feature), more than ${MOST_OF_FEATURES}`)
+  const [, trait = ''] = /\npub trait Engine\b[^{]*\{\n([^]*?)\n\}/.exec(product['engine/mod.rs'] ?? '') ?? []
+  const methods = [...trait.matchAll(/^ {4}(?:async )?fn (\w+)[^;{]*([;{])/gm)]
+  if (methods.length > MOST_METHODS) problems.push(`Engine has ${methods.length} methods, more than ${MOST_METHODS}`)
+  for (const [, name, end] of methods) if (end === '{') problems.push(`Engine::${name} has a default`)
   return problems
 }
 

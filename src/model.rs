@@ -244,25 +244,16 @@ pub struct Claim {
     /// The fencing token that the store granted to this process, for an engine that writes it after the grant, or that computes the
     /// next one from it. `None` for a lease of another process, whose text may contain a wrong token.
     pub fence: Option<Fence>,
-    sent: Sent,
+    sent: Arc<Sent>,
 }
 
-/// Records which attempts of a claim may have left this process. A clone is an independent copy.
+/// Records which attempts of a claim may have left this process. The clones of a claim share it.
 #[derive(Debug, Default)]
 struct Sent {
     /// Whether any attempt was sent.
     ever: AtomicBool,
     /// When the current attempt was sent, in nanoseconds of the local clock. Zero: not yet.
     at: AtomicU64,
-}
-
-impl Clone for Sent {
-    fn clone(&self) -> Self {
-        Sent {
-            ever: AtomicBool::new(self.ever.load(Relaxed)),
-            at: AtomicU64::new(self.at.load(Relaxed)),
-        }
-    }
 }
 
 impl Claim {
@@ -290,7 +281,7 @@ impl Claim {
             is_part: false,
             needs_token: true,
             fence: None,
-            sent: Sent::default(),
+            sent: Arc::default(),
         }
     }
 
@@ -315,14 +306,6 @@ impl Claim {
         let _ = self.sent.at.compare_exchange(0, now, Relaxed, Relaxed);
     }
 
-    /// Copies the marks of a clone that another task used for the current attempt.
-    pub fn copy_sent_marks(&self, clone: &Claim) {
-        if let Some(at) = clone.sent_at() {
-            self.sent.ever.store(true, Relaxed);
-            let _ = self.sent.at.compare_exchange(0, at.to_nanos(), Relaxed, Relaxed);
-        }
-    }
-
     /// Whether a command of any attempt may have left this process. A claim that was not sent leaves nothing in the store.
     pub fn was_sent(&self) -> bool {
         self.sent.ever.load(Relaxed)
@@ -339,7 +322,7 @@ impl Claim {
     /// Replaces the owner by a new one that the store has not seen.
     pub fn replace_owner(&mut self) {
         self.owner = OwnerToken::fresh();
-        self.sent = Sent::default();
+        self.sent = Arc::default();
     }
 
     /// Returns the names: sorted, without duplicates, at least one.

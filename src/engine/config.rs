@@ -306,7 +306,7 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
     loop {
         let error = match config.connect_once(settings.store_timeout).await {
             Ok(engine) => {
-                tracing::debug!(engine = engine.name(), "connected");
+                tracing::debug!(engine = config.engine, "connected");
                 return Ok(engine);
             }
             Err(error) => error,

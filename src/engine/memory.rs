@@ -12,10 +12,12 @@ use tokio::sync::Notify;
 
 use super::core::ledger::{Ledger, Row, StoredName, micros, span};
 use super::{
-    Acquired, Description, EXPIRED_POSITION_KEPT, Engine, MovableClock, Released, Renewed, Result, Subscription,
+    Acquired, Answers, Description, EXPIRED_POSITION_KEPT, Engine, MovableClock, Read, Released, Renewal, Renewed,
+    Result, Subscription,
 };
 use crate::clock::Moment;
-use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
+use crate::engine::EngineExt;
+use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process};
 
 static STORES: LazyLock<Mutex<HashMap<String, Weak<MemoryEngine>>>> = LazyLock::new(Mutex::default);
 
@@ -152,24 +154,39 @@ impl MemoryEngine {
 #[async_trait]
 impl Engine for MemoryEngine {
     fn describe(&self) -> Description {
-        Description::new("memory", true)
+        Description {
+            clock: Some(Arc::new(Clock(self.state.clone()))),
+            ..Description::new("memory", true)
+        }
     }
 
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        claim.mark_sent();
-        self.call(claim, |ledger, names| ledger.attempt(claim, names))
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
+        for (index, claim) in claims.iter().enumerate() {
+            claim.mark_sent();
+            answer(index, self.call(claim, |ledger, names| ledger.attempt(claim, names)));
+        }
     }
 
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.call(claim, |ledger, names| ledger.renew(claim, names, ttl))
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
+        for (index, Renewal { claim, ttl }) in renewals.iter().enumerate() {
+            answer(
+                index,
+                self.call(claim, |ledger, names| ledger.renew(claim, names, *ttl)),
+            );
+        }
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
         self.call(claim, |ledger, names| ledger.transfer(claim, names, to))
     }
 
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.call(claim, |ledger, names| ledger.release(claim, names, keep))
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        for (index, claim) in claims.iter().enumerate() {
+            answer(
+                index,
+                self.call(claim, |ledger, names| ledger.release(claim, names, keep)),
+            );
+        }
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
@@ -182,17 +199,20 @@ impl Engine for MemoryEngine {
         }))
     }
 
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        let (state, name) = (self.lock(), stored(key));
-        let row = state.ledger.rows.get(&name);
-        Ok(row.and_then(|row| state.info(&name, row)))
-    }
-
-    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
+    async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
         let state = self.lock();
-        let rows = state.ledger.rows.range(prefix.as_bytes().to_vec()..);
-        let rows = rows.take_while(|(name, _)| name.starts_with(prefix.as_bytes()));
-        Ok(rows.filter_map(|(name, row)| state.info(name, row)).collect())
+        let rows = &state.ledger.rows;
+        match what {
+            Read::Name { key, .. } => {
+                let row = rows.get_key_value(&stored(key));
+                Ok(row.and_then(|(name, row)| state.info(name, row)).into_iter().collect())
+            }
+            Read::Prefix { prefix, .. } => {
+                let rows = rows.range(prefix.as_bytes().to_vec()..);
+                let rows = rows.take_while(|(name, _)| name.starts_with(prefix.as_bytes()));
+                Ok(rows.filter_map(|(name, row)| state.info(name, row)).collect())
+            }
+        }
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
@@ -202,15 +222,14 @@ impl Engine for MemoryEngine {
     }
 
     async fn close(&self) {}
-
-    fn movable_clock(&self) -> Option<&dyn MovableClock> {
-        Some(self)
-    }
 }
 
-impl MovableClock for MemoryEngine {
+/// The clock of a store.
+struct Clock(Arc<Mutex<State>>);
+
+impl MovableClock for Clock {
     fn next_expiry(&self) -> Option<Moment> {
-        let state = self.lock();
+        let state = self.0.lock();
         let now_us = state.now_us();
         let leases = state.ledger.rows.values().filter(|row| !row.is_reserved());
         let next = leases.filter(|row| row.is_live(now_us)).map(|row| row.expires_us).min();
@@ -220,7 +239,7 @@ impl MovableClock for MemoryEngine {
     /// # Behavior
     /// Positions in the queues and reservations stay alive, because the waiters would have made attempts in that time.
     fn advance(&self, by: Duration) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         // Rounded up: a lease ends with its last step.
         let by_us = micros(by.saturating_add(Duration::from_nanos(999)));
         state.ahead_us = (state.ahead_us + by_us).min(i64::MAX / 2);
@@ -234,7 +253,7 @@ impl MovableClock for MemoryEngine {
     /// # Behavior
     /// No waiter is the first one in the queue of a free name, and none that still waits is the holder of a name.
     fn is_settled(&self) -> bool {
-        let state = self.lock();
+        let state = self.0.lock();
         let (now_us, rows, queues) = (state.now_us(), &state.ledger.rows, &state.ledger.queues);
         let waits = |owner: &str| state.subscribers.contains_key(owner);
         let mut held = rows.values().filter(|row| row.is_live(now_us));
@@ -268,6 +287,7 @@ impl Subscription for MemorySubscription {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Ttl;
 
     crate::engine::contract::contract_tests!(async |prefix: String| {
         let engine = MemoryEngine::named(&prefix);

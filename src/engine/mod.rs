@@ -5,6 +5,7 @@
 //! - `errors/`: the tables of errors. `warnings.rs`: warnings for the user.
 //! - `core/ledger/`: the rules of the lock as pure code, for memory and the SQL stores. `entries/`: the engine of the stores where the order of
 //!   entries is the lock.
+//! - `engine_ext.rs`: single calls.
 //! - `local_waiters/`: the waiters of this process. `hand_off/`: until when a hand-off lasts. `ends.rs`: the ends of leases.
 //! - `attempt_queue.rs`, `overload_queue.rs`: the attempts that wait, and their order.
 //! - `memory.rs`, `redis/`, `mongodb/`, `sql/`, `etcd/`, `zookeeper/`: the stores.
@@ -13,7 +14,7 @@
 //! An engine makes single attempts. It never waits for a busy name and never retries: the service does (`service/acquire/`).
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,6 +33,7 @@ pub(crate) mod contract;
 mod core;
 mod credentials;
 mod ends;
+mod engine_ext;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 mod entries;
 mod errors;
@@ -64,6 +66,7 @@ mod warnings;
 pub mod zookeeper;
 
 pub use credentials::{Credentials, Login};
+pub use engine_ext::EngineExt;
 pub use settings::{Records, Resolver, Settings, TlsFiles};
 pub use warnings::Warnings;
 
@@ -121,14 +124,27 @@ pub struct Renewal<'a> {
     pub ttl: Ttl,
 }
 
-/// Receives the answers to several renewals: the index in the list, and the answer.
-pub type Answers<'a> = dyn FnMut(usize, Result<Renewed>) + Send + 'a;
+/// Which locks are read.
+#[derive(Debug, Clone, Copy)]
+pub enum Read<'a> {
+    /// The lock of one name.
+    Name {
+        /// The name.
+        key: &'a Key,
+        /// Whether to wait for a fencing token that the store shows later than the lock.
+        waits_for_token: bool,
+    },
+    /// The locks whose name starts with a text.
+    Prefix {
+        /// The literal text.
+        prefix: &'a str,
+        /// The time limit for each page of a store that answers in pages, whose number is not limited.
+        page_timeout: Duration,
+    },
+}
 
-/// Receives the answers to several attempts: the index in the list, and the answer.
-pub type Attempts<'a> = dyn FnMut(usize, Result<Acquired>) + Send + 'a;
-
-/// Receives the answers to several releases: the index in the list, and the answer.
-pub type Releases<'a> = dyn FnMut(usize, Result<Released>) + Send + 'a;
+/// Receives the answers to several requests: the index in the list, and the answer.
+pub type Answers<'a, T> = dyn FnMut(usize, Result<T>) + Send + 'a;
 
 /// The answer to a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,11 +180,16 @@ pub trait Subscription: Send {
     }
 }
 
+/// Where the detector of an event loop that does not respond is left once.
+pub type DetectorSlot = Arc<OnceLock<Arc<StallDetector>>>;
+
 /// What a store is.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct Description {
     /// Its name: its module, feature and URL scheme.
     pub name: &'static str,
+    /// Its address for error messages. Empty if it has none, or consists of independent servers.
+    pub address: String,
     /// Whether it keeps a queue, and serves waiters (`claim.waiting`) in the order of their first attempts. Otherwise the
     /// service lets one waiter per name and process make attempts.
     pub ordered: bool,
@@ -176,16 +197,31 @@ pub struct Description {
     pub longest_lease: Option<Duration>,
     /// The maximum number of names of one claim.
     pub most_names: usize,
+    /// Its clock, if tests can move it: that of `memory:`.
+    pub clock: Option<Arc<dyn MovableClock>>,
+    /// Where the service leaves the detector of an event loop that does not respond. An engine that keeps the positions of waiters alive has
+    /// it, and stops doing so while the loop does not respond, so that its waiters are skipped.
+    pub detector: Option<DetectorSlot>,
 }
 
 impl Description {
-    /// Describes a store whose leases may have any ttl.
+    /// Describes a store without an address whose leases may have any ttl.
     pub fn new(name: &'static str, ordered: bool) -> Self {
         Description {
             name,
+            address: String::new(),
             ordered,
             longest_lease: None,
             most_names: 1000,
+            clock: None,
+            detector: None,
+        }
+    }
+
+    /// Leaves the detector of an event loop that does not respond to the engine. Called once.
+    pub fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
+        if let Some(slot) = &self.detector {
+            let _ = slot.set(detector.clone());
         }
     }
 }
@@ -209,63 +245,31 @@ impl Description {
 /// - Where an engine has a queue of calls, `renew` and `release` go before queued attempts.
 /// - A claim of several names is held as a whole or not at all.
 ///
-/// # What to implement
-/// The methods without a default. Then `renew_all` and `release_all` if one command can serve several claims, `try_acquire_in_order` if several
-/// waiters can enter a queue at once, `watch_event_loop` and [`Subscription::is_reliable`] if the engine keeps the positions of its waiters
-/// alive, and [`Subscription::take_hand_off`] if a release can grant a name.
+/// Each method takes what one command of the store can serve together; [`EngineExt`] has the single calls. Each element of a list gets one
+/// answer, as soon as it arrives and before the method returns. No element fails or waits because of another one. An answer that was received
+/// counts even when the future is dropped before the others arrive.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug {
-    /// Describes the store: the same for the life of the engine.
+    /// Describes the store: the same for the life of the engine, except for its address.
     fn describe(&self) -> Description;
 
-    /// Returns the address of the store for error messages, or an empty text if the store has none, or consists of independent servers.
-    fn address(&self) -> String {
-        String::new()
-    }
-
-    /// Passes the detector of an event loop that does not respond. Called once, before all other calls.
-    ///
-    /// # Behavior
-    /// An engine that keeps the positions of waiters alive stops doing so while the loop does not respond, so that its waiters
-    /// are skipped.
-    fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
-
-    /// Makes one attempt to acquire all names of the claim.
+    /// Makes one attempt for each claim to acquire all of its names, in the order of the list.
     ///
     /// # Behavior
     /// In an ordered store, an attempt never succeeds before a live waiter that came earlier. With `claim.waiting`, a busy attempt
     /// enters the queue of the name that it returns, or keeps its position there alive. A position expires when its owner makes
     /// no attempt for a time that is at most the claim's ttl, unless its engine keeps it alive ([`Subscription::is_reliable`]).
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired>;
-
-    /// Makes attempts for several waiters of this process with the same first name, in the order of the list.
     ///
-    /// # Behavior
-    /// The service calls this where [`Description::ordered`] is true, with `waiting` claims. At most one call per name is in
-    /// progress. Each claim gets one answer. A store that can enter several waiters in one command does so; the default
-    /// makes one attempt after the other.
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        for (index, claim) in claims.iter().enumerate() {
-            answer(index, self.try_acquire(claim).await);
-        }
-    }
+    /// The service passes several claims where [`Description::ordered`] is true: waiters of this process with the same first name. At most one
+    /// such call per name is in progress.
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>);
 
-    /// Extends the lease on every name of the claim to at least `ttl` from now on.
+    /// Extends the lease on every name of each claim to at least its `ttl` from now on.
     ///
     /// # Behavior
     /// Never shortens a lease: a renewal that the store executes late cannot revert a longer one. Never re-creates a lock that
     /// is gone.
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed>;
-
-    /// Renews several leases, each as [`Engine::renew`] does.
-    ///
-    /// # Behavior
-    /// Each renewal gets one answer, as soon as it arrives and before this returns. No renewal fails or waits because of
-    /// another one. An answer that was received counts even when this future is dropped before the others arrive. A store that
-    /// can renew several leases in one command does so; the default calls [`Engine::renew`] for all of them concurrently.
-    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
-        renew_each(self, renewals, answer).await;
-    }
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>);
 
     /// Transfers every name of the claim from `claim.owner` to `to`.
     ///
@@ -276,73 +280,31 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// more.
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed>;
 
-    /// Releases the names that the claim holds, removes its position in the queue, and notifies the next waiter.
+    /// Releases the names that each claim holds, removes its position in the queue, and notifies the next waiter.
     ///
     /// # Behavior
     /// With `keep` over zero, held names stay busy for that time. The owner can neither renew nor release them any more;
-    /// `inspect` still shows it as the holder.
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released>;
-
-    /// Releases many abandoned claims, oldest first, each as [`Engine::release`] does with a `keep` of zero.
-    ///
-    /// # Behavior
-    /// Each claim gets one answer. A store that can release several in one command does so; the default calls
-    /// [`Engine::release`] for all of them concurrently. The service passes at most 256.
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        release_each(self, claims, answer).await;
-    }
+    /// they still have it as the holder. Several claims (the service passes at most 256) have a `keep` of zero.
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>);
 
     /// Subscribes to changes of `key` for `claim`. A change after this returns is not missed.
     async fn subscribe(&self, claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>>;
 
-    /// Reads the holder of a name. `None`: it is free.
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>>;
-
-    /// Reads the holder of a name like [`Engine::inspect`], without a wait for a fencing token that the store shows later.
-    async fn inspect_now(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.inspect(key).await
-    }
-
-    /// Lists the held locks whose name starts with `prefix` (literal text), sorted by name.
-    ///
-    /// # Behavior
-    /// A store that answers in pages gives each page `page_timeout`. The number of pages is not limited.
+    /// Reads held locks, sorted by name.
     ///
     /// # Errors
-    /// Those of the store, and no answer to one page within `page_timeout`.
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>>;
+    /// Those of the store, and no answer to one page within its time limit.
+    async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>>;
 
     /// Releases a name of any owner, and notifies the next waiter. `false`: it was free.
     async fn force_release(&self, key: &Key) -> Result<bool>;
 
     /// Closes connections and ends threads. Later calls may fail.
     async fn close(&self);
-
-    /// Returns the store's clock if tests can move it: in `memory:`.
-    fn movable_clock(&self) -> Option<&dyn MovableClock> {
-        None
-    }
-}
-
-impl dyn Engine {
-    /// Returns the store's name.
-    pub fn name(&self) -> &'static str {
-        self.describe().name
-    }
-
-    /// Whether the store keeps a queue.
-    pub fn ordered(&self) -> bool {
-        self.describe().ordered
-    }
-
-    /// Returns the error of a call that had no answer within `timeout`.
-    pub fn no_answer(&self, op: &'static str, timeout: Duration) -> EngineError {
-        EngineError::no_answer(self.name(), &self.address(), op, timeout)
-    }
 }
 
 /// The clock of a store that tests can move (`service/testing.rs`).
-pub trait MovableClock: Sync {
+pub trait MovableClock: Send + Sync {
     /// Returns when the next lease in the store expires.
     fn next_expiry(&self) -> Option<Moment>;
 
@@ -358,25 +320,17 @@ const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// How long an expired position is kept: a waiter that was only slow finds it again.
 const EXPIRED_POSITION_KEPT: Duration = Duration::from_secs(60);
 
-/// Calls [`Engine::renew`] for several renewals concurrently.
-pub(crate) async fn renew_each<E: Engine + ?Sized>(engine: &E, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
-    let calls = renewals.iter().enumerate();
-    let mut calls: FuturesUnordered<_> = calls
-        .map(|(index, renewal)| async move { (index, engine.renew(renewal.claim, renewal.ttl).await) })
+/// Makes calls concurrently, and answers for each of them.
+pub(crate) async fn answer_each<T>(
+    calls: impl Iterator<Item = impl Future<Output = Result<T>>>,
+    answer: &mut Answers<'_, T>,
+) {
+    let numbered = calls.enumerate();
+    let mut calls: FuturesUnordered<_> = numbered
+        .map(|(index, call)| async move { (index, call.await) })
         .collect();
-    while let Some((index, renewed)) = calls.next().await {
-        answer(index, renewed);
-    }
-}
-
-/// Calls [`Engine::release`] for several claims concurrently.
-pub(crate) async fn release_each<E: Engine + ?Sized>(engine: &E, claims: &[Claim], answer: &mut Releases<'_>) {
-    let calls = claims.iter().enumerate();
-    let mut calls: FuturesUnordered<_> = calls
-        .map(|(index, claim)| async move { (index, engine.release(claim, Duration::ZERO).await) })
-        .collect();
-    while let Some((index, released)) = calls.next().await {
-        answer(index, released);
+    while let Some((index, outcome)) = calls.next().await {
+        answer(index, outcome);
     }
 }
 

@@ -21,7 +21,7 @@ use super::Shared;
 use super::lease::Lease;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::{Acquired, Released};
+use crate::engine::{Acquired, EngineExt, Released};
 use crate::error::EngineError;
 use crate::model::{Claim, OwnerToken, Ttl};
 
@@ -306,7 +306,7 @@ impl Shared {
         let mut answers: Vec<Option<Result<Released, EngineError>>> = batch.iter().map(|_| None).collect();
         let (kept, plain): (Vec<usize>, Vec<usize>) =
             (0..batch.len()).partition(|index| batch[*index].min_hold.is_some());
-        let claims: Vec<Claim> = plain.iter().map(|index| batch[*index].claim.clone()).collect();
+        let claims: Vec<&Claim> = plain.iter().map(|index| &batch[*index].claim).collect();
         let collected = Mutex::new(&mut answers);
         let collect = |index: usize, released| {
             collected.lock()[index] = Some(released);
@@ -319,7 +319,7 @@ impl Shared {
         let releasing = async {
             let plain = async {
                 if !claims.is_empty() {
-                    self.engine.release_all(&claims, &mut answer).await;
+                    self.engine.release_all(&claims, Duration::ZERO, &mut answer).await;
                 }
             };
             let mut release_kept: FuturesUnordered<_> = release_kept.collect();

@@ -109,7 +109,10 @@ impl Locks {
 
     /// Returns the warning of a close that left claims in the store.
     pub fn unreleased_warning(&self, count: usize) -> String {
-        let (timeout, address) = (self.shared.store_timeout.as_millis(), self.shared.engine.address());
+        let (timeout, address) = (
+            self.shared.store_timeout.as_millis(),
+            self.shared.engine.describe().address,
+        );
         let store = [self.engine_name(), " ", &address].concat();
         format!(
             "close() ended with {count} locks or waits whose release had no answer from {} within {timeout} ms (storeTimeoutMs): each \

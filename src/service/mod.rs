@@ -15,8 +15,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::{Renewed, SharedEngine};
-use crate::error::LockError;
+use crate::engine::{EngineExt, Renewed, SharedEngine};
+use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, LockInfo, Names, OwnerToken, Process, Ttl};
 use crate::stall_detector::StallDetector;
 
@@ -69,8 +69,8 @@ impl Locks {
         stall_detector: Arc<StallDetector>,
         events: Option<EventSink>,
     ) -> Self {
-        engine.watch_event_loop(&stall_detector);
         let shared = Arc::new(Shared {
+            store: engine.describe(),
             engine,
             process: Arc::new(Process::current()),
             store_timeout,
@@ -94,6 +94,7 @@ impl Locks {
             holds_process: AtomicBool::new(false),
             background: TaskTracker::new(),
         });
+        shared.store.watch_event_loop(&shared.stall_detector);
         acquire::add_service(&shared);
         tokio::spawn(RenewalScheduler::run(shared.clone()).boxed());
         Locks { shared }
@@ -101,7 +102,7 @@ impl Locks {
 
     /// Returns the store's name.
     pub fn engine_name(&self) -> &'static str {
-        self.shared.engine.name()
+        self.shared.store.name
     }
 
     /// Acquires all of `names`, or none.
@@ -237,7 +238,7 @@ impl Locks {
     ) -> Result<Arc<Lease>, LockError> {
         let shared = &self.shared;
         let names = Names::unique(names);
-        let options = Arc::new(options).within(shared.engine.describe().longest_lease);
+        let options = Arc::new(options).within(shared.store.longest_lease);
         let _call = shared.begin_call_for(&names)?;
         let mut claim = Claim::with_names(&names, owner, options.ttl, shared.process.clone());
         claim.metadata = options.metadata.clone();
@@ -297,9 +298,8 @@ impl Locks {
         shared
             .with_retries("ping", shared.store_timeout, || async {
                 let sent = tokio::time::Instant::now();
-                let inspected = shared.engine.inspect(&name).await;
-                inspected.map_err(|error| crate::error::EngineError { op: "ping", ..error })?;
-                Ok(sent.elapsed())
+                let read = shared.engine.inspect(&name).await.map(|_| sent.elapsed());
+                read.map_err(|error| EngineError { op: "ping", ..error })
             })
             .await
     }

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use crate::backoff::Backoff;
-use crate::engine::{Acquired, Result as EngineResult};
+use crate::engine::{Acquired, EngineExt, Result as EngineResult};
 use crate::model::{Claim, Key};
 
 /// Maximum number of attempts in one call of the engine.
@@ -337,6 +337,7 @@ async fn make_together(in_progress: &mut InProgress, mut pending: Vec<Pending>) 
             .map(|Pending { claim, reply }| (claim, Mutex::new(Some(reply))))
             .unzip();
         claims.iter().for_each(|claim| claim.begin_attempt());
+        let attempts: Vec<&Claim> = claims.iter().map(|claim| &**claim).collect();
         let mut answer = |index: usize, answer| {
             in_progress.record(&answer);
             if let Some(reply) = replies.get(index).and_then(|reply| reply.lock().take())
@@ -348,7 +349,7 @@ async fn make_together(in_progress: &mut InProgress, mut pending: Vec<Pending>) 
         };
         let is_cancelled = tokio::select! {
             biased;
-            () = shared.engine.try_acquire_in_order(&claims, &mut answer) => false,
+            () = shared.engine.try_acquire_all(&attempts, &mut answer) => false,
             () = cancelled(&claims, &replies) => true,
         };
         pending = Vec::new();

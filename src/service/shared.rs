@@ -20,13 +20,15 @@ use super::local_fifo::LocalFifos;
 use super::ordered_attempts::Attempts;
 use super::renewal_scheduler::RenewalScheduler;
 use crate::backoff::Backoff;
-use crate::engine::{Result as EngineResult, SharedEngine};
+use crate::engine::{Description, EngineExt, Result as EngineResult, SharedEngine};
 use crate::error::{EngineError, LockError};
 use crate::model::{Key, Names, Process};
 use crate::stall_detector::StallDetector;
 
 pub(super) struct Shared {
     pub(super) engine: SharedEngine,
+    /// What the engine's store is.
+    pub(super) store: Description,
     pub(super) process: Arc<Process>,
     /// The timeout of each call of the store.
     pub(super) store_timeout: Duration,
@@ -76,9 +78,9 @@ impl Shared {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for more names than the store takes in one claim; those of [`Shared::begin_call`].
     pub(super) fn begin_call_for(&self, names: &[Key]) -> Result<TaskTrackerToken, LockError> {
-        let most = self.engine.describe().most_names;
+        let most = self.store.most_names;
         if names.len() > most {
-            let rule = format!("must be at most {most} names on {}", self.engine.name());
+            let rule = format!("must be at most {most} names on {}", self.store.name);
             return Err(LockError::invalid("names", &rule, names.len()));
         }
         self.begin_call()

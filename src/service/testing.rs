@@ -53,7 +53,7 @@ pub async fn advance<F: Future<Output = ()>>(
                 renew_batch((*shared).clone(), batch, timeout).await;
             }
         }
-        settle(clock, &services).await;
+        settle(&*clock, &services).await;
         deliver().await;
         left -= step;
         if left.is_zero() {
@@ -78,16 +78,16 @@ pub async fn lose(services: &[Locks], name: &Key) -> Result<bool, LockError> {
         Some(shared) => shared.engine.force_release(name).await.map_err(LockError::store)?,
         None => false,
     };
-    settle(clock, &services).await;
+    settle(&*clock, &services).await;
     Ok(was_held)
 }
 
 /// Returns the clock of the store of these services.
-fn clock_of<'a>(services: &[&'a Arc<Shared>]) -> Result<&'a dyn MovableClock, LockError> {
-    let engine = services.first().map(|shared| &shared.engine);
-    let clock = engine.and_then(|engine| engine.movable_clock());
+fn clock_of(services: &[&Arc<Shared>]) -> Result<Arc<dyn MovableClock>, LockError> {
+    let store = services.first().map(|shared| &shared.store);
+    let clock = store.and_then(|store| store.clock.clone());
     clock.ok_or_else(|| {
-        let name = engine.map_or("none", |engine| engine.name());
+        let name = store.map_or("none", |store| store.name);
         LockError::invalid("the store", "must be memory:", name)
     })
 }

@@ -1,6 +1,7 @@
 //! Fencing tokens, and claims of several names (promise 4).
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// Promise 4.
 pub(crate) async fn fencing_tokens_grow_with_each_grant(s: Stores) {

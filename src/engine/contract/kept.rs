@@ -1,6 +1,7 @@
 //! `minHoldMs`: names that stay busy after their release.
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// `minHoldMs`: the release keeps the name busy, and the owner does not hold it any more.
 pub(crate) async fn a_kept_name_stays_busy(s: Stores) {

@@ -1,6 +1,7 @@
 //! Leases: one holder, its owner token, expiry, renewal (promises 1, 3 and 7).
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// Promise 1: a name is granted to one owner at a time.
 pub(crate) async fn one_holder(s: Stores) {

@@ -16,7 +16,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Acquired, Released, Renewed, SharedEngine};
+use crate::engine::EngineExt;
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
+
+/// Borrows claims for a call of an engine.
+pub(crate) fn refs<C: std::borrow::Borrow<Claim>>(claims: &[C]) -> Vec<&Claim> {
+    claims.iter().map(|claim| claim.borrow()).collect()
+}
 
 /// The timeout of a page of `list` in tests.
 pub(crate) const PAGE: Duration = Duration::from_secs(5);
@@ -130,7 +136,7 @@ async fn release(engine: &SharedEngine, claim: &Claim) -> Released {
 
 /// Waits until a lease has expired. On etcd and ZooKeeper a live process ends its leases by requests, which a busy machine delays.
 async fn expiry(s: &Stores, duration: Duration) {
-    let is_requested = matches!(s.a.name(), "etcd" | "zookeeper");
+    let is_requested = matches!(s.a.describe().name, "etcd" | "zookeeper");
     sleep(duration + Duration::from_millis(if is_requested { 400 } else { 0 })).await;
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::engine::EngineExt;
 
 pub(crate) async fn force_release_releases_any_owner(s: Stores) {
     let holder = claim(&["n"], LONG);
@@ -79,7 +80,7 @@ pub(crate) async fn waiting_calls_are_counted(s: Stores) {
     };
     let holder = claim(&["n", "other"], LONG);
     acquire(&s.a, &holder).await;
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         busy(&s.b, &waiting(&["n"], LONG)).await;
         assert_eq!(count("n").await, None);
         return;
@@ -209,7 +210,7 @@ pub(crate) async fn the_maximum_ttl(s: Stores) {
     acquire(&s.a, &ours).await;
     let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
     // In MongoDB a new lease may have a margin.
-    let margin = if s.a.name() == "mongodb" { 4 } else { 0 };
+    let margin = if s.a.describe().name == "mongodb" { 4 } else { 0 };
     let longest = crate::model::MAX_TTL + Duration::from_secs(margin);
     assert!(retry_after.is_none_or(|after| after <= longest), "{retry_after:?}");
     let info = s.b.inspect(&key("n")).await.unwrap().unwrap();

@@ -1,10 +1,11 @@
 //! Waiters are served in order of arrival, in stores that keep a queue (promise 5).
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// Promise 5.
 pub(crate) async fn waiters_are_served_in_order(s: Stores) {
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         return;
     }
     let holder = claim(&["n"], LONG);
@@ -28,7 +29,7 @@ pub(crate) async fn waiters_are_served_in_order(s: Stores) {
 }
 
 pub(crate) async fn an_attempt_never_passes_the_queue(s: Stores) {
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         return;
     }
     let (holder, waiter) = (claim(&["n"], LONG), waiting(&["n"], LONG));
@@ -44,7 +45,7 @@ pub(crate) async fn an_attempt_never_passes_the_queue(s: Stores) {
 
 /// The first waiter dies. The next one is served when the position of the first expires, and knows that time from `retry_after`.
 pub(crate) async fn a_dead_waiter_is_skipped(s: Stores) {
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         return;
     }
     let (holder, dead, next) = (claim(&["n"], LONG), waiting(&["n"], SHORT), waiting(&["n"], LONG));
@@ -59,7 +60,7 @@ pub(crate) async fn a_dead_waiter_is_skipped(s: Stores) {
     acquire(&s.a, &next).await;
     assert!(started.elapsed() < Duration::from_secs(20));
     // Elsewhere the process of a waiter keeps its positions alive.
-    if matches!(s.a.name(), "memory" | "sqlite") {
+    if matches!(s.a.describe().name, "memory" | "sqlite") {
         assert_eq!(s.a.inspect(&key("n")).await.unwrap().unwrap().waiting, Some(0));
     }
 }
@@ -67,7 +68,7 @@ pub(crate) async fn a_dead_waiter_is_skipped(s: Stores) {
 /// A waiter whose position expired keeps it, ahead of those that came after it, if it was only slow.
 #[allow(dead_code, reason = "not a case of stores where the order of entries is the lock")]
 pub(crate) async fn a_slow_waiter_keeps_its_position(s: Stores) {
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         return;
     }
     let (holder, slow, next) = (claim(&["n"], LONG), waiting(&["n"], SHORT), waiting(&["n"], LONG));
@@ -88,7 +89,7 @@ pub(crate) async fn a_slow_waiter_keeps_its_position(s: Stores) {
 }
 
 pub(crate) async fn a_release_by_a_waiter_removes_its_position(s: Stores) {
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         return;
     }
     let (holder, leaving, next) = (claim(&["n"], LONG), waiting(&["n"], LONG), waiting(&["n"], LONG));
@@ -118,7 +119,7 @@ pub(crate) async fn a_set_keeps_its_number(s: Stores) {
 /// A set waits for its first name, then for the second one. `is_before`: it keeps its number, and is served before a waiter that
 /// came while it waited for the first name.
 async fn moving_set(s: &Stores, is_before: bool) {
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         return;
     }
     let (on_a, on_b) = (claim(&["{s}a"], LONG), claim(&["{s}b"], LONG));
@@ -145,7 +146,7 @@ async fn moving_set(s: &Stores, is_before: bool) {
         busy(&s.a, &late_on_b).await;
     }
     // MongoDB rolls back the names before a busy one ("One of each").
-    if s.a.name() != "mongodb" {
+    if s.a.describe().name != "mongodb" {
         busy(&s.a, &claim(&["{s}a"], LONG)).await;
         let info = s.a.inspect(&key("{s}a")).await.unwrap();
         assert!(info.is_none(), "it has no holder: {info:?}");
@@ -161,7 +162,7 @@ async fn moving_set(s: &Stores, is_before: bool) {
 /// A name of a set is free, with a waiter that came earlier: its holder's lease has expired. The set waits for a later name, and
 /// must not reserve the free one before that waiter.
 pub(crate) async fn a_set_does_not_overtake_the_waiters_of_its_names(s: Stores) {
-    if !s.a.ordered() {
+    if !s.a.describe().ordered {
         return;
     }
     let short = claim(&["{s}a"], Duration::from_millis(300));
@@ -183,7 +184,7 @@ pub(crate) async fn a_set_does_not_overtake_the_waiters_of_its_names(s: Stores) 
 /// granted all of them.
 pub(crate) async fn a_set_is_served_while_other_callers_keep_its_names_busy(s: Stores) {
     // MongoDB rolls back the names before a busy one ("One of each").
-    if !s.a.ordered() || s.a.name() == "mongodb" {
+    if !s.a.describe().ordered || s.a.describe().name == "mongodb" {
         return;
     }
     let names = ["a", "b", "c"];
@@ -228,7 +229,7 @@ pub(crate) async fn a_set_is_served_while_other_callers_keep_its_names_busy(s: S
 
 /// A waiter that leaves, and one that died, block the names before the one that they waited for no longer than a lease.
 pub(crate) async fn names_that_a_set_keeps_are_free_after_it(s: Stores) {
-    if !s.a.ordered() || s.a.name() == "mongodb" {
+    if !s.a.describe().ordered || s.a.describe().name == "mongodb" {
         return;
     }
     let on_b = claim(&["{s}b"], LONG);
@@ -250,7 +251,7 @@ pub(crate) async fn names_that_a_set_keeps_are_free_after_it(s: Stores) {
 /// ever get both names.
 pub(crate) async fn waiters_for_the_same_names_do_not_block_each_other(s: Stores) {
     // On MongoDB such waiters can block each other for seconds (docs/stores/).
-    if !s.a.ordered() || s.a.name() == "mongodb" {
+    if !s.a.describe().ordered || s.a.describe().name == "mongodb" {
         return;
     }
     let (on_a, on_b) = (claim(&["{s}a"], LONG), claim(&["{s}b"], LONG));

@@ -1,6 +1,7 @@
 //! Concurrent claims, and dropped calls.
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// Promise 1 under load, checked with an unprotected counter.
 pub(crate) async fn claims_racing_for_one_name_never_overlap(s: Stores) {

@@ -1,7 +1,7 @@
 //! Several renewals in one call are independent of each other.
 
 use super::*;
-use crate::engine::Renewal;
+use crate::engine::{EngineExt, Renewal};
 
 /// Renews each claim with its ttl. Panics unless each has one answer.
 async fn renew_all(engine: &SharedEngine, wanted: &[(&Claim, Duration)]) -> Vec<Renewed> {

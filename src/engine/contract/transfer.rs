@@ -1,6 +1,7 @@
 //! A transfer: one holder before it, one after it, never two (promises 1 and 3).
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::model::LockInfo;
 
 /// Returns the old owner's claim as the new owner creates it from the token.
@@ -241,7 +242,7 @@ pub(crate) async fn a_transfer_extends_and_never_shortens(s: Stores) {
 /// Two processes have the same token.
 pub(crate) async fn transfers_racing_for_one_lease_have_one_winner(s: Stores) {
     // One node may not have the vote of the grant yet, and the rivals divide the other two.
-    let may_divide = s.a.name() == "redis" && !s.a.ordered();
+    let may_divide = s.a.describe().name == "redis" && !s.a.describe().ordered;
     let mut divided = 0;
     for round in 0..20 {
         let names: &[&str] = if round % 2 == 0 { &["n"] } else { &["a", "b", "c"] };

@@ -1,6 +1,7 @@
 //! Notifications of waiters.
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// A release between the busy attempt and the wait.
 pub(crate) async fn a_change_after_subscribing_is_not_missed(s: Stores) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,10 +18,10 @@ use super::store::{Failure, Outcome, Store};
 use crate::backoff::Backoff;
 use crate::engine::ends::Ends;
 use crate::engine::{
-    Acquired, Answers, Attempts, Description, Engine, Released, Renewal, Renewed, Result, Subscription,
+    Acquired, Answers, Description, DetectorSlot, Engine, Read, Released, Renewal, Renewed, Result, Subscription,
+    answer_each,
 };
-use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
-use crate::stall_detector::StallDetector;
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken};
 
 /// The maximum number of names of a claim: two operations for each of them in a step of at most 128 (etcd's `--max-txn-ops`).
 const MOST_NAMES: usize = 60;
@@ -59,7 +59,7 @@ pub(super) struct Core {
     pub ending: watch::Sender<HashSet<OwnerToken>>,
     /// For deletions that have failed, and the delays after them.
     pub repeats: (Semaphore, Mutex<Backoff>),
-    pub detector: OnceLock<Arc<StallDetector>>,
+    pub detector: DetectorSlot,
     /// A server at which a watch is not open after this time may be silent.
     pub opening: Duration,
 }
@@ -73,7 +73,9 @@ pub(in crate::engine) struct EntryEngine {
 
 impl fmt::Debug for EntryEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple(self.core.store.name()).field(&self.address()).finish()
+        f.debug_tuple(self.core.store.name())
+            .field(&self.core.store.address())
+            .finish()
     }
 }
 
@@ -99,7 +101,7 @@ impl EntryEngine {
             records: Ends::new(),
             ending: watch::Sender::default(),
             repeats: (Semaphore::new(MOST_REPEATS), Mutex::new(Backoff::for_store())),
-            detector: OnceLock::new(),
+            detector: Arc::default(),
             opening: 2 * store_timeout / 5,
         });
         let tasks: [futures_util::future::BoxFuture<'static, ()>; 4] = [
@@ -167,42 +169,24 @@ impl Core {
 impl Engine for EntryEngine {
     fn describe(&self) -> Description {
         Description {
+            address: self.core.store.address(),
+            detector: Some(self.core.detector.clone()),
             longest_lease: self.core.store.longest_lease(),
             most_names: MOST_NAMES,
             ..Description::new(self.core.store.name(), true)
         }
     }
 
-    fn address(&self) -> String {
-        self.core.store.address()
-    }
-
-    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        let _ = self.core.detector.set(detector.clone());
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.error("acquire", self.core.acquire(claim).await)
-    }
-
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
         let together = if self.core.store.keeps_order() { claims.len() } else { 1 };
-        let attempts: Vec<_> = claims.iter().map(|claim| self.try_acquire(claim)).collect();
+        let attempts: Vec<_> = claims.iter().map(|claim| self.core.acquire(claim)).collect();
         let mut attempts = stream::iter(attempts).buffered(together.max(1)).enumerate();
         while let Some((index, acquired)) = attempts.next().await {
-            answer(index, acquired);
+            answer(index, self.error("acquire", acquired));
         }
     }
 
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        let mut renewed = None;
-        let mut answer = |_: usize, answer| renewed = Some(answer);
-        self.renew_all(&[Renewal { claim, ttl }], &mut answer).await;
-        // There is one answer.
-        renewed.unwrap_or(Ok(Renewed::Lost))
-    }
-
-    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
         let mut answer = |index: usize, renewed| answer(index, self.error("renew", renewed));
         self.core.renew_all(renewals, &mut answer).await;
     }
@@ -211,24 +195,26 @@ impl Engine for EntryEngine {
         self.error("transfer", self.core.rewrite(claim, to, claim.ttl).await)
     }
 
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.error("release", self.core.release(claim, keep).await)
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        let calls = claims
+            .iter()
+            .map(|claim| async { self.error("release", self.core.release(claim, keep).await) });
+        answer_each(calls, answer).await;
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
         Ok(Box::new(self.core.local.subscribe(claim)))
     }
 
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.error("inspect", self.core.inspect(key, TOKEN_POLLS).await)
-    }
-
-    async fn inspect_now(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.error("inspect", self.core.inspect(key, 0).await)
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.error("list", self.core.list(prefix, page_timeout).await)
+    async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
+        match what {
+            Read::Name { key, waits_for_token } => {
+                let polls = if waits_for_token { TOKEN_POLLS } else { 0 };
+                let info = self.error("inspect", self.core.inspect(key, polls).await)?;
+                Ok(info.into_iter().collect())
+            }
+            Read::Prefix { prefix, page_timeout } => self.error("list", self.core.list(prefix, page_timeout).await),
+        }
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

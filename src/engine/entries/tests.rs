@@ -10,7 +10,7 @@ use super::local::*;
 use super::mirror::*;
 use super::record::UNKNOWN;
 use crate::clock::Moment;
-use crate::engine::{Acquired, Engine, HandOff, Released, Renewed, Subscription};
+use crate::engine::{Acquired, EngineExt, HandOff, Released, Renewed, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 struct Fixture {

@@ -13,7 +13,7 @@ mod tests;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,10 +22,9 @@ use tokio::time::Instant;
 
 use self::checks::{WaitedName, check_time};
 pub(super) use self::subscription::WaiterSubscription;
-use super::HandOff;
 pub(super) use super::RESERVATION;
+use super::{DetectorSlot, HandOff};
 use crate::model::{Claim, Key, OwnerToken, Ttl};
-use crate::stall_detector::StallDetector;
 
 /// The time between two heartbeats: less than half of the time for which one keeps a position alive.
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
@@ -36,7 +35,7 @@ pub(super) struct LocalWaiters<H> {
     /// A check is due earlier than the heartbeat task expects.
     rescheduled: Notify,
     /// Detects an event loop that does not respond.
-    stall_detector: OnceLock<Arc<StallDetector>>,
+    pub(super) stall_detector: DetectorSlot,
 }
 
 /// How long a waiter that took a grant is remembered: longer than it takes to extend that grant.
@@ -110,13 +109,8 @@ impl<H> LocalWaiters<H> {
                 taken: VecDeque::new(),
             }),
             rescheduled: Notify::new(),
-            stall_detector: OnceLock::new(),
+            stall_detector: Arc::default(),
         }
-    }
-
-    /// Passes the detector of an event loop that does not respond. Called once.
-    pub(super) fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        let _ = self.stall_detector.set(detector.clone());
     }
 
     /// Subscribes a waiter to its notifications.

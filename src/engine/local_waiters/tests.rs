@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::Process;
+use crate::stall_detector::StallDetector;
 
 fn claim(key: &Key, ttl: Duration) -> Claim {
     let process = Arc::new(Process::current());
@@ -108,7 +109,7 @@ async fn a_waiter_whose_attempt_releases_what_it_holds_takes_no_grant() {
 async fn no_heartbeats_are_sent_for_an_event_loop_that_has_not_responded_for_a_third_of_the_ttl() {
     let waiters = Arc::new(LocalWaiters::<()>::new());
     let detector = Arc::new(StallDetector::new(|| {}));
-    waiters.watch_event_loop(&detector);
+    let _ = waiters.stall_detector.set(detector.clone());
     let mut subscriptions = Vec::new();
     for (name, ttl_s) in [("short", 3), ("long", 30)] {
         let key = Key::new(name).unwrap();

@@ -53,9 +53,10 @@ use self::queue::Queue;
 use self::queue::poll::Poll;
 use self::ttl_index::TtlIndex;
 use self::unwritten_tokens::UnwrittenTokens;
-use super::{Acquired, Attempts, Description, Engine, Released, Releases, Renewed, Result, Subscription};
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
-use crate::stall_detector::StallDetector;
+use super::{
+    Acquired, Answers, Description, Engine, Read, Released, Renewal, Renewed, Result, Subscription, answer_each,
+};
+use crate::model::{Claim, Key, LockInfo, OwnerToken};
 
 /// The result of a call of the driver.
 type Outcome<T> = std::result::Result<T, Failure>;
@@ -125,35 +126,28 @@ impl Core {
 #[async_trait]
 impl Engine for MongodbEngine {
     fn describe(&self) -> Description {
-        Description::new(ENGINE, self.queue.is_some())
-    }
-
-    fn address(&self) -> String {
-        self.address.clone()
-    }
-
-    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        if let Some(queue) = &self.queue {
-            queue.known.watch_event_loop(detector);
+        Description {
+            address: self.address.clone(),
+            detector: self.queue.as_ref().map(|queue| queue.known.stall_detector.clone()),
+            ..Description::new(ENGINE, self.queue.is_some())
         }
     }
 
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.attempt(claim).await.map_err(|failure| failure.during("acquire"))
-    }
-
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
         self.attempt_in_order(claims, &mut |index, outcome| {
             answer(index, outcome.map_err(|failure| failure.during("acquire")));
         })
         .await;
     }
 
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        let (core, claim) = (self.0.clone(), claim.clone());
-        let renewal = || async move { core.extend(&claim, ttl).await };
-        let renewed = self.pool.call(Class::Keep, renewal).await;
-        renewed.map_err(|failure| failure.during("renew"))
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
+        let calls = renewals.iter().map(|renewal| async {
+            let (core, claim, ttl) = (self.0.clone(), renewal.claim.clone(), renewal.ttl);
+            let extend = || async move { core.extend(&claim, ttl).await };
+            let renewed = self.pool.call(Class::Keep, extend).await;
+            renewed.map_err(|failure| failure.during("renew"))
+        });
+        answer_each(calls, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
@@ -166,21 +160,13 @@ impl Engine for MongodbEngine {
         transferred.map_err(|failure| failure.during("transfer"))
     }
 
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.end_attempts(claim)
-            .await
-            .map_err(|failure| failure.during("release"))?;
-        let (core, claim) = (self.0.clone(), claim.clone());
-        let release = || async move { core.release_one(&claim, keep).await };
-        let released = self.pool.call(Class::Release, release).await;
-        released.map_err(|failure| failure.during("release"))
-    }
-
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.release_abandoned(claims, &mut |index, outcome| {
-            answer(index, outcome.map_err(|failure| failure.during("release")));
-        })
-        .await;
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        let mut answer =
+            |index, outcome: Outcome<_>| answer(index, outcome.map_err(|failure| failure.during("release")));
+        match claims {
+            [claim] => answer(0, self.release_alone(claim, keep).await),
+            _ => self.release_abandoned(claims, &mut answer).await,
+        }
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
@@ -190,18 +176,16 @@ impl Engine for MongodbEngine {
         })
     }
 
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.inspect_one(key).await.map_err(|failure| failure.during("inspect"))
-    }
-
-    async fn inspect_now(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.inspect_once(key)
-            .await
-            .map_err(|failure| failure.during("inspect"))
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.list_all(prefix, page_timeout).await
+    async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
+        let info = match what {
+            Read::Prefix { prefix, page_timeout } => return self.list_all(prefix, page_timeout).await,
+            Read::Name {
+                key,
+                waits_for_token: true,
+            } => self.inspect_one(key).await,
+            Read::Name { key, .. } => self.inspect_once(key).await,
+        };
+        Ok(info.map_err(|failure| failure.during("inspect"))?.into_iter().collect())
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

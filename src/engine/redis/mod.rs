@@ -66,11 +66,8 @@ use self::scripts::Script;
 use self::topology::Route;
 use self::topology::failover::FailoverMonitor;
 use self::topology::replicas::Replicated;
-use super::{
-    Acquired, Answers, Attempts, Description, Engine, Released, Releases, Renewal, Renewed, Result, Subscription,
-};
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
-use crate::stall_detector::StallDetector;
+use super::{Acquired, Answers, Description, Engine, Read, Released, Renewal, Renewed, Result, Subscription};
+use crate::model::{Claim, Key, LockInfo, OwnerToken};
 
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
@@ -180,32 +177,21 @@ impl RedisEngine {
 #[async_trait]
 impl Engine for RedisEngine {
     fn describe(&self) -> Description {
-        Description::new(ENGINE, true)
+        Description {
+            address: self.route.address(),
+            detector: Some(self.waiters.known.stall_detector.clone()),
+            ..Description::new(ENGINE, true)
+        }
     }
 
-    fn address(&self) -> String {
-        self.route.address()
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
+        match claims {
+            [claim] => answer(0, self.try_once(claim).await),
+            _ => Box::pin(self.acquire_in_order(claims, answer)).await,
+        }
     }
 
-    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        self.waiters.known.watch_event_loop(detector);
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.try_once(claim).await
-    }
-
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        self.acquire_in_order(claims, answer).await;
-    }
-
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.renew_whole(Renewal { claim, ttl })
-            .await
-            .map_err(|failure| failure.during("renew"))
-    }
-
-    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
         self.renew_many(renewals, answer).await;
     }
 
@@ -214,40 +200,25 @@ impl Engine for RedisEngine {
         transferred.map_err(|failure| failure.during("transfer"))
     }
 
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        if self.counts
-            && keep.is_zero()
-            && claim.keys().len() == 1
-            && claim.metadata.is_none()
-            && self.replicated.is_none()
-            && let Some((link, connection)) = self.current()
-        {
-            match self.release_in_batch(link, &connection, claim).await {
-                Ok(Some(released)) => return Ok(released),
-                Ok(None) => {}
-                Err(failure) => return Err(failure.during("release")),
-            }
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        match claims {
+            [claim] => answer(0, self.release_one(claim, keep).await),
+            _ => Box::pin(self.release_many(claims, answer)).await,
         }
-        let released = Box::pin(self.release_whole(claim, keep)).await;
-        released.map_err(|failure| failure.during("release"))
-    }
-
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.release_many(claims, answer).await;
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
         Ok(Box::new(self.waiters.known.subscribe(claim)))
     }
 
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.inspect_name(key.as_str())
-            .await
-            .map_err(|failure| failure.during("inspect"))
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.list_names(prefix, page_timeout).await
+    async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
+        match what {
+            Read::Name { key, .. } => {
+                let info = self.inspect_name(key.as_str()).await;
+                Ok(info.map_err(|failure| failure.during("inspect"))?.into_iter().collect())
+            }
+            Read::Prefix { prefix, page_timeout } => self.list_names(prefix, page_timeout).await,
+        }
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

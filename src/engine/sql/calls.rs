@@ -1,6 +1,5 @@
 //! The engine of all stores of this folder: its calls are jobs for the task that uses its connections.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +11,21 @@ use tokio::time::timeout;
 use super::Page;
 use super::dropped_calls::DroppedCalls;
 use super::jobs::{Job, Reply, Sender, StartState};
-use crate::engine::{Acquired, Attempts, Description, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::engine::{
+    Acquired, Answers, Description, DetectorSlot, Engine, EngineExt, Read, Released, Renewal, Renewed, Result,
+    Subscription, answer_each,
+};
 use crate::error::EngineError;
 use crate::event_loop::Task;
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
-use crate::stall_detector::StallDetector;
+use crate::model::{Claim, Key, LockInfo, OwnerToken};
 
 /// How the waiters of an engine are woken.
 #[async_trait]
 pub(in crate::engine) trait Wakeup: Send + Sync {
-    /// As [`Engine::watch_event_loop`].
-    fn watch_event_loop(&self, _detector: &Arc<StallDetector>) {}
+    /// As [`Description::detector`].
+    fn detector(&self) -> Option<DetectorSlot> {
+        None
+    }
 
     /// Subscribes for a claim, which waits for one name at a time.
     async fn subscribe(&self, claim: &Claim) -> Box<dyn Subscription>;
@@ -67,19 +70,11 @@ struct Running {
 }
 
 /// Guard of a caller that waits for its attempts. Dropping it cancels them if the task has not started them.
-struct AttemptGuard<'a, C: Borrow<Claim>> {
-    claims: &'a [C],
-    copies: Vec<Arc<Claim>>,
-    start_state: Arc<StartState>,
-}
+struct AttemptGuard(Arc<StartState>);
 
-impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
+impl Drop for AttemptGuard {
     fn drop(&mut self) {
-        if !self.start_state.cancel() {
-            for (claim, copy) in self.claims.iter().zip(&self.copies) {
-                claim.borrow().copy_sent_marks(copy);
-            }
-        }
+        self.0.cancel();
     }
 }
 
@@ -122,59 +117,37 @@ impl<W: Wakeup> SqlEngine<W> {
         })
     }
 
-    /// Makes attempts in the order of the list, as one job. `copies`: the claims for the job.
-    async fn acquire<C: Borrow<Claim> + Sync>(&self, claims: &[C], copies: Vec<Arc<Claim>>) -> Result<Vec<Acquired>> {
-        let guard = AttemptGuard {
-            claims,
-            copies,
-            start_state: Arc::default(),
-        };
-        self.call("acquire", |reply| {
-            Job::Acquire(guard.copies.clone(), guard.start_state.clone(), reply)
-        })
-        .await
-    }
-
-    async fn release_in_one(&self, claims: &[Claim], keep: Duration) -> Result<Vec<Released>> {
-        self.call("release", |reply| Job::Release(claims.to_vec(), keep, reply))
+    /// Makes attempts in the order of the list, as one job.
+    async fn acquire(&self, claims: &[&Claim]) -> Result<Vec<Acquired>> {
+        let guard = AttemptGuard(Arc::default());
+        let copies = claims.iter().map(|claim| Arc::new((*claim).clone())).collect();
+        self.call("acquire", |reply| Job::Acquire(copies, guard.0.clone(), reply))
             .await
     }
 
-    /// Returns the answer of a job with one claim.
-    fn one<T>(&self, answers: Vec<T>, op: &'static str) -> Result<T> {
-        let answer = answers.into_iter().next();
-        answer.ok_or_else(|| EngineError::new(self.store.engine, op, false, "the job has no answer"))
+    /// Releases claims as one job.
+    async fn release(&self, claims: &[&Claim], keep: Duration) -> Result<Vec<Released>> {
+        let copies = claims.iter().map(|claim| (*claim).clone()).collect();
+        self.call("release", |reply| Job::Release(copies, keep, reply)).await
     }
 }
 
 #[async_trait]
 impl<W: Wakeup> Engine for SqlEngine<W> {
     fn describe(&self) -> Description {
-        Description::new(self.store.engine, true)
-    }
-
-    fn address(&self) -> String {
-        self.store.address.clone()
-    }
-
-    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        self.waiters.watch_event_loop(detector);
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let copies = vec![Arc::new(claim.clone())];
-        let answers = self.acquire(std::slice::from_ref(claim), copies).await?;
-        self.one(answers, "acquire")
+        Description {
+            address: self.store.address.clone(),
+            detector: self.waiters.detector(),
+            ..Description::new(self.store.engine, true)
+        }
     }
 
     /// Makes all attempts in one transaction. If that fails, makes each in its own. After a retryable error of a claim of a single name the
     /// later ones get the same error and are not made: they would enter the queue before it.
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        match self.acquire(claims, claims.to_vec()).await {
-            Ok(answers) => answers
-                .into_iter()
-                .enumerate()
-                .for_each(|(index, acquired)| answer(index, Ok(acquired))),
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
+        match self.acquire(claims).await {
+            Ok(answers) => answer_all(answers.into_iter().map(Ok), answer),
+            Err(error) if claims.len() == 1 => answer(0, Err(error)),
             Err(_) => {
                 // One claim may be the cause: each gets its own answer.
                 let mut failed: Option<EngineError> = None;
@@ -195,8 +168,12 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
         }
     }
 
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.call("renew", |reply| Job::Renew(claim.clone(), ttl, reply)).await
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
+        let renew = |Renewal { claim, ttl }: &Renewal<'_>| {
+            let (claim, ttl) = ((*claim).clone(), *ttl);
+            self.call("renew", move |reply| Job::Renew(claim, ttl, reply))
+        };
+        answer_each(renewals.iter().map(renew), answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
@@ -204,27 +181,12 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
             .await
     }
 
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        let answers = self.release_in_one(std::slice::from_ref(claim), keep).await?;
-        self.one(answers, "release")
-    }
-
     /// Makes all releases in one transaction. If that fails, makes each in its own.
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        let released = self.release_in_one(claims, Duration::ZERO).await;
-        match released {
-            Ok(answers) => answers
-                .into_iter()
-                .enumerate()
-                .for_each(|(index, released)| answer(index, Ok(released))),
-            Err(_) => {
-                let each = claims.iter().map(|claim| self.release(claim, Duration::ZERO));
-                let answers = futures_util::future::join_all(each).await;
-                answers
-                    .into_iter()
-                    .enumerate()
-                    .for_each(|(index, released)| answer(index, released));
-            }
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        match self.release(claims, keep).await {
+            Ok(answers) => answer_all(answers.into_iter().map(Ok), answer),
+            Err(error) if claims.len() == 1 => answer(0, Err(error)),
+            Err(_) => answer_each(claims.iter().map(|claim| EngineExt::release(self, claim, keep)), answer).await,
         }
     }
 
@@ -232,11 +194,14 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
         Ok(self.waiters.subscribe(claim).await)
     }
 
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+    async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
+        let (prefix, page_timeout) = match what {
+            Read::Prefix { prefix, page_timeout } => (prefix, page_timeout),
+            Read::Name { key, .. } => {
+                let info = self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await?;
+                return Ok(info.into_iter().collect());
+            }
+        };
         let StoreAddress {
             engine,
             address,
@@ -269,4 +234,8 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
             task.ended().await;
         }
     }
+}
+
+fn answer_all<T>(answers: impl Iterator<Item = Result<T>>, answer: &mut Answers<'_, T>) {
+    answers.enumerate().for_each(|(index, outcome)| answer(index, outcome));
 }

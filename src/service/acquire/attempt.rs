@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::Acquisition;
 use super::wait::Cancellation;
 use crate::clock::Moment;
-use crate::engine::Acquired;
+use crate::engine::{Acquired, EngineExt};
 use crate::error::{EngineError, LockError};
 use crate::model::Key;
 use crate::service::lease::{Grant, Lease};
@@ -48,7 +48,7 @@ impl Acquisition {
         let began = Moment::now();
         claim.begin_attempt();
         let attempt = async {
-            if claim.waiting && shared.engine.ordered() {
+            if claim.waiting && shared.store.ordered {
                 attempt_in_order(shared, claim, self.arrival).await
             } else {
                 shared.engine.try_acquire(claim).await

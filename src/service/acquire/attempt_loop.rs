@@ -40,7 +40,7 @@ impl Acquisition {
         subscription: Option<Box<dyn Subscription>>,
     ) -> End {
         // Enters the FIFO before the first attempt, so that it keeps the order of the calls.
-        let is_local = self.claim.waiting && !self.shared.engine.ordered();
+        let is_local = self.claim.waiting && !self.shared.store.ordered;
         let enter = || self.shared.local_fifos.enter(&self.claim.keys()[0], self.arrival);
         let mut state = LoopState {
             position: is_local.then(enter),
@@ -114,7 +114,7 @@ impl Acquisition {
         if !self.claim.waiting || !too_late.retryable {
             return Some(Err(too_late));
         }
-        if self.shared.engine.ordered() {
+        if self.shared.store.ordered {
             // The claim has a new owner.
             state.subscription = self.subscribe_to_first().await;
         }
@@ -133,7 +133,7 @@ impl Acquisition {
             return Some(Ok(Outcome::Busy(None)));
         }
         self.set_waiting();
-        if !self.shared.engine.ordered() {
+        if !self.shared.store.ordered {
             if state.position.as_ref().is_none_or(|position| *position.key() != key) {
                 state.subscription = None;
                 let next = self.shared.local_fifos.enter(&key, self.arrival);
@@ -173,7 +173,7 @@ impl Acquisition {
     /// Pauses after an attempt without an answer.
     async fn after_failure(&mut self, state: &mut LoopState, error: EngineError, since: Instant) -> Option<End> {
         // Attempts in order have a pause in common.
-        let is_ordered = self.claim.waiting && self.shared.engine.ordered();
+        let is_ordered = self.claim.waiting && self.shared.store.ordered;
         let delay = if is_ordered && self.shared.attempts.has(&self.claim.keys()[0]) {
             Duration::ZERO
         } else {

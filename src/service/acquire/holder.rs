@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::Acquisition;
+use crate::engine::EngineExt;
 use crate::error::EngineError;
 use crate::model::{Fence, Holder, Key, LockInfo};
 use crate::service::options::{HOLDER_TIMEOUT, MIN_STORE_TIMEOUT};

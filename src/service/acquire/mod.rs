@@ -39,6 +39,7 @@ use super::abandoned::AbandonedClaim;
 use super::event::{Event, EventKind, add, sub};
 use super::lease::{Grant, Lease};
 use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
+use crate::engine::EngineExt;
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, OwnerToken, Ttl};
 
@@ -90,7 +91,7 @@ impl Acquisition {
         abort: Option<CancellationToken>,
     ) -> Self {
         let started = Instant::now();
-        let options = options.within(shared.engine.describe().longest_lease);
+        let options = options.within(shared.store.longest_lease);
         let max_hold = options.max_hold.unwrap_or(Duration::MAX);
         let ttl = Ttl::clamped(max_hold.min(options.ttl.duration()));
         let mut claim = Claim::with_names(&names, OwnerToken::fresh(), ttl, shared.process.clone());
@@ -137,7 +138,7 @@ impl Acquisition {
         // Most calls end with their first attempt. The loop is a large future, which they do not need.
         let outcome = if self.is_aborted() {
             Ok(Outcome::Aborted)
-        } else if waits && !self.shared.engine.ordered() {
+        } else if waits && !self.shared.store.ordered {
             Box::pin(self.run_loop(None, None)).await
         } else {
             // Before the first attempt: it may enter the queue, and a hand-off would be lost.
@@ -195,7 +196,7 @@ impl Acquisition {
             self.shared.add_lease(&lease, self.called);
             return Ok(lease);
         }
-        let (engine, ttl) = (self.shared.engine.name(), self.claim.ttl);
+        let (engine, ttl) = (self.shared.store.name, self.claim.ttl);
         let error = match grant {
             Grant::Requested { sent } => EngineError::granted_too_late(engine, sent.elapsed(), ttl),
             Grant::HandedOff { until } => EngineError::handed_off_too_late(engine, until.elapsed()),
@@ -225,7 +226,7 @@ impl Acquisition {
 
     /// Releases in the background what the store may have for this claim: a position in a queue, or a lock without a caller.
     fn abandon_claim(&mut self) {
-        let is_queued = self.is_waiting && self.shared.engine.ordered();
+        let is_queued = self.is_waiting && self.shared.store.ordered;
         if (self.doubtful || is_queued) && self.claim.was_sent() {
             let claim = AbandonedClaim::new(Claim::clone(&self.claim), self.doubtful);
             self.shared.release_in_background(claim);

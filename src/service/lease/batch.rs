@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::op_guard::OpGuard;
 use super::{Lease, Phase};
 use crate::clock::Moment;
-use crate::engine::Renewal;
+use crate::engine::{EngineExt, Renewal};
 use crate::model::Ttl;
 use crate::service::Shared;
 

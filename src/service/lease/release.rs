@@ -8,7 +8,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::{Lease, Phase};
 use crate::clock::Moment;
-use crate::engine::Released;
+use crate::engine::{EngineExt, Released};
 use crate::error::LockError;
 use crate::service::Shared;
 use crate::service::event::{EventKind, add, sub};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Lease, MAX_HOLD_PASSED, Phase, RenewalRetry, RenewalWindow, State};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::{RESERVATION, Renewed};
+use crate::engine::{EngineExt, RESERVATION, Renewed};
 use crate::error::{EngineError, LockError};
 use crate::model::Ttl;
 use crate::service::Shared;
@@ -138,7 +138,7 @@ impl Lease {
             return Err(loss);
         }
         let whole = ttl;
-        let longest = shared.engine.describe().longest_lease.map(Ttl::clamped);
+        let longest = shared.store.longest_lease.map(Ttl::clamped);
         let ttl = longest.map_or(ttl, |longest| ttl.min(longest));
         // As short as that of a renewal: a retry must fit into the rest of the lease.
         let (capped, timeout, end) = {

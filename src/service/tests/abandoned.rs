@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::faults::Fault;
 use super::*;
+use crate::engine::EngineExt;
 
 /// Makes `count` concurrent calls, each for a different name.
 async fn attempt_many(locks: &Locks, count: usize, wait: u64) -> Vec<Result<Outcome, LockError>> {
@@ -119,10 +120,7 @@ async fn a_close_releases_what_is_held_in_batches() {
 #[tokio::test(start_paused = true)]
 async fn waiters_of_one_name_make_one_attempt_at_a_time_in_the_order_of_their_calls() {
     for unordered in [false, true] {
-        let (engine, locks) = service();
-        if unordered {
-            engine.keep_no_queue();
-        }
+        let (engine, locks) = service_with(!unordered, 0);
         // Replies that take different times would change the order of attempts in progress.
         engine.set(Fault::SlowReply(3));
         let served = Arc::new(Mutex::new(Vec::new()));
@@ -175,8 +173,7 @@ async fn a_waiter_that_is_cancelled_before_its_attempt_sends_nothing_and_delays_
 
 #[tokio::test(start_paused = true)]
 async fn a_resumed_call_goes_before_the_waiters_that_came_after_it() {
-    let (engine, locks) = service();
-    engine.keep_no_queue();
+    let (_, locks) = service_with(false, 0);
     let lost = take(&locks, "n", options(1000, 0)).await;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();

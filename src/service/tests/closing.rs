@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::faults::Fault;
 use super::*;
+use crate::engine::EngineExt;
 
 #[tokio::test(start_paused = true)]
 async fn a_close_does_not_repeat_a_release_that_cannot_succeed() {

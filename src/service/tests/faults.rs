@@ -9,8 +9,8 @@ use super::*;
 use crate::clock::Moment;
 use crate::engine::memory::MemoryEngine;
 use crate::engine::{
-    Acquired, Answers, Attempts, Description, Engine, HandOff, Released, Releases, Renewal, Renewed,
-    Result as EngineResult, SharedEngine, Subscription, release_each, renew_each,
+    Acquired, Answers, Description, Engine, EngineExt, HandOff, Read, Released, Renewal, Renewed,
+    Result as EngineResult, SharedEngine, Subscription, answer_each,
 };
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
@@ -61,7 +61,8 @@ pub(super) struct Faulty {
     fault: Mutex<Fault>,
     /// Renewals of names without this prefix work.
     only: Mutex<&'static str>,
-    unordered: AtomicBool,
+    /// Whether it keeps a queue.
+    pub(super) ordered: bool,
     /// Whether a release grants, for 2 s.
     pub(super) hands_off: AtomicBool,
     /// Whether a hand-off is received after the end of its lease.
@@ -91,8 +92,8 @@ pub(super) struct Faulty {
     pub(super) renewals: AtomicU32,
     /// Number of calls of `renew_all`.
     pub(super) batches: AtomicU32,
-    /// The longest lease in milliseconds; 0: any ttl.
-    pub(super) longest_ms: AtomicU32,
+    /// The longest lease. `None`: any ttl.
+    pub(super) longest_lease: Option<Duration>,
 }
 
 impl Faulty {
@@ -101,7 +102,7 @@ impl Faulty {
             store: MemoryEngine::named(name),
             fault: Mutex::new(Fault::None),
             only: Mutex::new(""),
-            unordered: AtomicBool::new(false),
+            ordered: true,
             hands_off: AtomicBool::new(false),
             hands_off_late: AtomicBool::new(false),
             attempts: AtomicU32::new(0),
@@ -119,7 +120,7 @@ impl Faulty {
             sent_owners: Mutex::default(),
             renewals: AtomicU32::new(0),
             batches: AtomicU32::new(0),
-            longest_ms: AtomicU32::new(0),
+            longest_lease: None,
         }
     }
 
@@ -139,11 +140,6 @@ impl Faulty {
 
     pub(super) fn hang(&self) {
         self.set(Fault::Hang);
-    }
-
-    /// Behaves like a store that keeps no queue.
-    pub(super) fn keep_no_queue(&self) {
-        self.unordered.store(true, SeqCst);
     }
 
     async fn through<T: Send>(
@@ -194,21 +190,8 @@ impl Faulty {
     }
 }
 
-#[async_trait]
-impl Engine for Faulty {
-    fn describe(&self) -> Description {
-        let longest = self.longest_ms.load(SeqCst);
-        Description {
-            longest_lease: (longest > 0).then(|| ms(longest.into())),
-            ..Description::new("faulty", !self.unordered.load(SeqCst))
-        }
-    }
-
-    fn address(&self) -> String {
-        "h:1".to_owned()
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
+impl Faulty {
+    async fn attempt(&self, claim: &Claim) -> EngineResult<Acquired> {
         self.attempts.fetch_add(1, SeqCst);
         if *self.fault.lock().unwrap() == Fault::Panic {
             panic!("a bug in an engine");
@@ -234,7 +217,39 @@ impl Engine for Faulty {
         self.through("acquire", self.store.try_acquire(&claim)).await
     }
 
-    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+    async fn renew_one(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
+        self.renewals.fetch_add(1, SeqCst);
+        let prefix = *self.only.lock().unwrap();
+        if !claim.keys()[0].as_str().starts_with(prefix) {
+            return self.store.renew(claim, ttl).await;
+        }
+        self.through("renew", self.store.renew(claim, ttl)).await
+    }
+
+    async fn release_one(&self, claim: &Claim, keep: Duration) -> EngineResult<Released> {
+        self.releases.fetch_add(1, SeqCst);
+        assert!(!self.panics.load(SeqCst), "a bug in an engine");
+        if *self.fault.lock().unwrap() == Fault::HangSome && claim.keys()[0].as_str().starts_with("hung") {
+            return std::future::pending().await;
+        }
+        self.through("release", self.store.release(claim, keep)).await
+    }
+}
+
+#[async_trait]
+impl Engine for Faulty {
+    fn describe(&self) -> Description {
+        Description {
+            longest_lease: self.longest_lease,
+            address: "h:1".to_owned(),
+            ..Description::new("faulty", self.ordered)
+        }
+    }
+
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
+        if let [claim] = claims {
+            return answer(0, self.attempt(claim).await);
+        }
         while self.gate.load(SeqCst) {
             tokio::time::sleep(ms(1)).await;
         }
@@ -244,43 +259,31 @@ impl Engine for Faulty {
             self.sent_owners.lock().unwrap().push(claim.owner.clone());
         }
         for (index, claim) in claims.iter().enumerate() {
-            answer(index, self.try_acquire(claim).await);
+            answer(index, self.attempt(claim).await);
         }
     }
 
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        if let [claim] = claims {
+            return answer(0, self.release_one(claim, keep).await);
+        }
         self.release_batches.lock().unwrap().push(claims.len());
         let concurrent = self.concurrent_batches.fetch_add(1, SeqCst) + 1;
         self.max_concurrent_batches.fetch_max(concurrent, SeqCst);
-        release_each(self, claims, answer).await;
+        answer_each(claims.iter().map(|claim| self.release_one(claim, keep)), answer).await;
         self.concurrent_batches.fetch_sub(1, SeqCst);
     }
 
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
-        self.renewals.fetch_add(1, SeqCst);
-        let prefix = *self.only.lock().unwrap();
-        if !claim.keys()[0].as_str().starts_with(prefix) {
-            return self.store.renew(claim, ttl).await;
-        }
-        self.through("renew", self.store.renew(claim, ttl)).await
-    }
-
-    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
         self.batches.fetch_add(1, SeqCst);
-        renew_each(self, renewals, answer).await;
+        let calls = renewals
+            .iter()
+            .map(|renewal| self.renew_one(renewal.claim, renewal.ttl));
+        answer_each(calls, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> EngineResult<Renewed> {
         self.through("transfer", self.store.transfer(claim, to)).await
-    }
-
-    async fn release(&self, claim: &Claim, keep: Duration) -> EngineResult<Released> {
-        self.releases.fetch_add(1, SeqCst);
-        assert!(!self.panics.load(SeqCst), "a bug in an engine");
-        if *self.fault.lock().unwrap() == Fault::HangSome && claim.keys()[0].as_str().starts_with("hung") {
-            return std::future::pending().await;
-        }
-        self.through("release", self.store.release(claim, keep)).await
     }
 
     async fn subscribe(&self, claim: &Claim, key: &Key) -> EngineResult<Box<dyn Subscription>> {
@@ -300,25 +303,21 @@ impl Engine for Faulty {
         Ok(Box::new(NoNotifications))
     }
 
-    async fn inspect(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
-        if *self.fault.lock().unwrap() == Fault::NoToken {
-            return std::future::pending().await;
-        }
-        self.inspect_now(key).await
-    }
-
-    async fn inspect_now(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
-        if *self.fault.lock().unwrap() == Fault::LoseReply {
+    async fn read(&self, what: Read<'_>) -> EngineResult<Vec<LockInfo>> {
+        let fault = *self.fault.lock().unwrap();
+        match what {
+            Read::Prefix { page_timeout, .. } => {
+                let page = self.through("list", self.store.read(what));
+                let no_answer = |_| Err(EngineError::no_answer("faulty", "", "list", page_timeout));
+                tokio::time::timeout(page_timeout, page).await.unwrap_or_else(no_answer)
+            }
+            Read::Name {
+                waits_for_token: true, ..
+            } if fault == Fault::NoToken => std::future::pending().await,
             // Only replies to commands that change the store are lost.
-            return self.store.inspect_now(key).await;
+            Read::Name { .. } if fault == Fault::LoseReply => self.store.read(what).await,
+            Read::Name { .. } => self.through("inspect", self.store.read(what)).await,
         }
-        self.through("inspect", self.store.inspect_now(key)).await
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> EngineResult<Vec<LockInfo>> {
-        let page = self.through("list", self.store.list(prefix, page_timeout));
-        let no_answer = |_| Err(EngineError::no_answer("faulty", "", "list", page_timeout));
-        tokio::time::timeout(page_timeout, page).await.unwrap_or_else(no_answer)
     }
 
     async fn force_release(&self, key: &Key) -> EngineResult<bool> {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::faults::Fault;
 use super::*;
+use crate::engine::EngineExt;
 
 /// Leaves claims on the list of abandoned claims whose releases have no answer (a dead node of a cluster, an attempt whose task
 /// still waits for the server).

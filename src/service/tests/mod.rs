@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::faults::Faulty;
 use super::{AcquireOptions, Lease, Locks, Outcome, Wait};
+use crate::engine::EngineExt;
 use crate::error::{Code, LockError};
 use crate::model::{Key, Names, OwnerToken, Ttl};
 use crate::stall_detector::StallDetector;
@@ -35,7 +36,15 @@ fn key(name: &str) -> Key {
 
 /// Creates a store of its own, wrapped in an engine with faults, and a service over it.
 fn service() -> (Arc<Faulty>, Locks) {
-    let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+    service_with(true, 0)
+}
+
+/// Creates a service like [`service`], over a store with or without a queue. `longest_ms`: its longest lease; 0 for none.
+fn service_with(queue: bool, longest_ms: u64) -> (Arc<Faulty>, Locks) {
+    let mut engine = Faulty::new(OwnerToken::fresh().as_str());
+    engine.ordered = queue;
+    engine.longest_lease = (longest_ms > 0).then(|| ms(longest_ms));
+    let engine = Arc::new(engine);
     let locks = another(&engine);
     (engine, locks)
 }

@@ -7,11 +7,8 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_is_not_a_timeout_of_the_store() {
-    let (engine, locks) = service();
     for unordered in [false, true] {
-        if unordered {
-            engine.keep_no_queue();
-        }
+        let (engine, locks) = service_with(!unordered, 0);
         let holder = take(&locks, "n", options(30_000, 0)).await;
         engine.set(Fault::SlowReply(50));
         for (wait, seconds) in [(1000, 1), (40_000, 40)] {
@@ -85,8 +82,7 @@ async fn a_grant_without_an_answer_is_released() {
 
 #[tokio::test(start_paused = true)]
 async fn an_attempt_that_is_executed_late_leaves_no_lock() {
-    let (engine, locks) = service();
-    engine.keep_no_queue();
+    let (engine, locks) = service_with(false, 0);
     let other = another(&engine);
     let holder = take(&other, "n", options(30_000, 0)).await;
     engine.set(Fault::Late(3000));

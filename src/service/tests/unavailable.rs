@@ -108,10 +108,7 @@ fn through_outages(wait: u64) -> AcquireOptions {
 async fn a_call_that_waits_for_the_store_gets_the_lock_after_an_outage() {
     for fault in [Fault::Refuse, Fault::Hang] {
         for unordered in [false, true] {
-            let (engine, locks) = service();
-            if unordered {
-                engine.keep_no_queue();
-            }
+            let (engine, locks) = service_with(!unordered, 0);
             engine.set(fault);
             let calls: Vec<_> = (0..3)
                 .map(|_| {
@@ -163,10 +160,7 @@ async fn a_lease_that_is_granted_after_an_outage_stays_in_the_store() {
 async fn a_wait_for_the_store_ends_at_its_deadline_with_the_error_of_the_store() {
     for fault in [Fault::Refuse, Fault::Hang] {
         for unordered in [false, true] {
-            let (engine, locks) = service();
-            if unordered {
-                engine.keep_no_queue();
-            }
+            let (engine, locks) = service_with(!unordered, 0);
             engine.set(fault);
             let started = tokio::time::Instant::now();
             let calls = (0..3).map(|_| attempt(&locks, "n", through_outages(20_000)));
@@ -185,8 +179,7 @@ async fn a_wait_for_the_store_ends_at_its_deadline_with_the_error_of_the_store()
 #[tokio::test(start_paused = true)]
 async fn a_call_that_fails_does_not_wait_behind_one_that_waits_for_the_store() {
     for fault in [Fault::Refuse, Fault::Hang] {
-        let (engine, locks) = service();
-        engine.keep_no_queue();
+        let (engine, locks) = service_with(false, 0);
         engine.set(fault);
         let waiting = {
             let locks = locks.clone();

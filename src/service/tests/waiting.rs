@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::faults::Fault;
 use super::*;
+use crate::engine::EngineExt;
 use crate::model::{Claim, Process};
 
 fn waiter(locks: &Locks, name: &'static str, wait: u64) -> tokio::task::JoinHandle<Result<Outcome, LockError>> {
@@ -31,10 +32,7 @@ async fn a_wait_ends_on_time_and_leaves_the_queue() {
 #[tokio::test(start_paused = true)]
 async fn an_attempt_without_an_answer_prolongs_a_wait_by_a_second_at_most() {
     for unordered in [false, true] {
-        let (engine, locks) = service();
-        if unordered {
-            engine.keep_no_queue();
-        }
+        let (engine, locks) = service_with(!unordered, 0);
         let other = another(&engine);
         let held = take(&other, "n", options(30_000, 0)).await;
         let started = tokio::time::Instant::now();
@@ -151,8 +149,7 @@ async fn claims_that_keep_failing_do_not_stop_other_waiters_of_a_name() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_request_fails_one_local_waiter_and_not_those_behind_it() {
-    let (engine, locks) = service();
-    engine.keep_no_queue();
+    let (engine, locks) = service_with(false, 0);
     engine.set(faults::Fault::HangOne);
     let calls: Vec<_> = (0..3).map(|_| waiter(&locks, "n", 60_000)).collect();
     tokio::time::sleep(ms(1000)).await;
@@ -176,8 +173,7 @@ async fn a_lost_request_fails_one_local_waiter_and_not_those_behind_it() {
 #[tokio::test(start_paused = true)]
 async fn every_local_waiter_learns_that_the_store_does_not_answer() {
     for fault in [faults::Fault::Hang, faults::Fault::Refuse] {
-        let (engine, locks) = service();
-        engine.keep_no_queue();
+        let (engine, locks) = service_with(false, 0);
         engine.set(fault);
         let began = tokio::time::Instant::now();
         // The store timeout is 5 s, and never longer than the wait.
@@ -204,8 +200,7 @@ async fn every_local_waiter_learns_that_the_store_does_not_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn a_local_waiter_finds_the_lock_busy_at_its_deadline_while_the_store_answers_slowly() {
-    let (engine, locks) = service();
-    engine.keep_no_queue();
+    let (engine, locks) = service_with(false, 0);
     let other = another(&engine);
     take(&other, "n", options(30_000, 0)).await;
     engine.set(faults::Fault::SlowReply(700));
@@ -247,8 +242,7 @@ async fn waiters_are_served_in_order_across_services() {
 /// If the store keeps no queue, the waiters of a process form one FIFO: one process makes attempts for one waiter at a time.
 #[tokio::test(start_paused = true)]
 async fn local_waiters_form_one_fifo() {
-    let (engine, locks) = service();
-    engine.keep_no_queue();
+    let (engine, locks) = service_with(false, 0);
     let first = take(&locks, "n", options(30_000, 0)).await;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
@@ -275,8 +269,7 @@ async fn local_waiters_form_one_fifo() {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_leaves_the_fifo_unblocks_the_next_one() {
-    let (engine, locks) = service();
-    engine.keep_no_queue();
+    let (_, locks) = service_with(false, 0);
     let first = take(&locks, "n", options(30_000, 0)).await;
     let abort = CancellationToken::new();
     let aborted = {
@@ -336,8 +329,6 @@ async fn duplicate_names_count_once() {
 
 #[tokio::test(start_paused = true)]
 async fn overlapping_sets_are_all_served() {
-    let (engine, locks) = service();
-    let other = another(&engine);
     let sets = [
         vec!["a", "b"],
         vec!["b", "c"],
@@ -346,9 +337,8 @@ async fn overlapping_sets_are_all_served() {
         vec!["c", "b", "a"],
     ];
     for unordered in [false, true] {
-        if unordered {
-            engine.keep_no_queue();
-        }
+        let (engine, locks) = service_with(!unordered, 0);
+        let other = another(&engine);
         let mut tasks = Vec::new();
         for (i, set) in sets.iter().cycle().take(20).enumerate() {
             let locks = if i % 2 == 0 { locks.clone() } else { other.clone() };

@@ -16,7 +16,7 @@ use crate::engine::etcd::client::messages::{
 };
 use crate::engine::etcd::client::{Client, Failure};
 use crate::engine::etcd::layout::Layout;
-use crate::engine::{Acquired, Engine};
+use crate::engine::{Acquired, Engine, EngineExt};
 use crate::error::EngineError;
 use prost::Message;
 

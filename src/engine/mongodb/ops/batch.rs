@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use mongodb::bson::Document;
@@ -25,13 +26,13 @@ use crate::model::Claim;
 const POSITIONS: &str = "positions";
 
 impl Core {
-    /// The engine's `try_acquire_in_order`.
+    /// The engine's `try_acquire_all`.
     ///
     /// # Behavior
     /// A claim of several names makes an attempt of its own, and so does one that the command could not enter.
     pub(crate) async fn attempt_in_order(
         self: &Arc<Self>,
-        claims: &[Arc<Claim>],
+        claims: &[&Claim],
         answer: &mut (dyn FnMut(usize, Outcome<Acquired>) + Send),
     ) {
         let mut done = 0;
@@ -46,7 +47,7 @@ impl Core {
             for outcome in batch {
                 let outcome = match outcome {
                     Some(outcome) => outcome,
-                    None => self.attempt(&claims[done]).await,
+                    None => self.attempt(claims[done]).await,
                 };
                 answer(done, outcome);
                 done += 1;
@@ -55,11 +56,7 @@ impl Core {
     }
 
     /// Makes the attempts of several waiters for one name, with one permit. `None`: the claim needs an attempt of its own.
-    async fn attempt_batch(
-        self: &Arc<Self>,
-        queue: &Arc<Queue>,
-        claims: &[Arc<Claim>],
-    ) -> Vec<Option<Outcome<Acquired>>> {
+    async fn attempt_batch(self: &Arc<Self>, queue: &Arc<Queue>, claims: &[&Claim]) -> Vec<Option<Outcome<Acquired>>> {
         for claim in claims {
             self.attempts.ended(&claim.owner).await;
         }
@@ -72,9 +69,9 @@ impl Core {
         claims.iter().for_each(|claim| claim.mark_sent());
         let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
         let (waiting, mut working, caller) = self.attempts.begin(owners);
-        let (core, queue, batch) = (self.clone(), queue.clone(), claims.to_vec());
+        let (core, queue, batch) = (self.clone(), queue.clone(), owned(claims));
         let attempts = async move {
-            let batch: Vec<&Claim> = batch.iter().map(|claim| &**claim).collect();
+            let batch: Vec<&Claim> = batch.iter().collect();
             let outcome = core.acquire_batch(&queue, &batch, open, &caller).await;
             core.roll_back_if_dropped(&batch, &caller, outcome.as_ref().err()).await;
             working.note(&outcome);
@@ -209,10 +206,18 @@ impl Core {
         Ok(())
     }
 
-    /// The engine's `release_all`. Releases claims with an unsettled attempt last, after its end.
+    /// Releases one claim after its attempts.
+    pub(crate) async fn release_alone(self: &Arc<Self>, claim: &Claim, keep: Duration) -> Outcome<Released> {
+        self.end_attempts(claim).await?;
+        let (core, claim) = (self.clone(), claim.clone());
+        let release = || async move { core.release_one(&claim, keep).await };
+        self.pool.call(Class::Release, release).await
+    }
+
+    /// Releases several claims. Those with an unsettled attempt come last, after its end.
     pub(crate) async fn release_abandoned(
         self: &Arc<Self>,
-        claims: &[Claim],
+        claims: &[&Claim],
         answer: &mut (dyn FnMut(usize, Outcome<Released>) + Send),
     ) {
         let is_unsettled = |index: &usize| self.attempts.has(&claims[*index].owner);
@@ -221,7 +226,7 @@ impl Core {
             if indexes.is_empty() {
                 continue;
             }
-            let batch: Vec<Claim> = indexes.iter().map(|index| claims[*index].clone()).collect();
+            let batch: Vec<Claim> = indexes.iter().map(|index| (*claims[*index]).clone()).collect();
             let core = self.clone();
             let ended = try_join_all(batch.iter().map(|claim| self.end_attempts(claim))).await;
             let release = || async move { core.release_claims(&batch.iter().collect::<Vec<_>>()).await };
@@ -236,8 +241,13 @@ impl Core {
     }
 }
 
+/// Returns copies of claims, which share the marks of what was sent.
+fn owned(claims: &[&Claim]) -> Vec<Claim> {
+    claims.iter().map(|claim| (*claim).clone()).collect()
+}
+
 /// Returns the outcome of a batch that failed.
-fn failed(claims: &[Arc<Claim>], failure: &Failure) -> Vec<Option<Outcome<Acquired>>> {
+fn failed(claims: &[&Claim], failure: &Failure) -> Vec<Option<Outcome<Acquired>>> {
     claims.iter().map(|_| Some(Err(failure.clone()))).collect()
 }
 

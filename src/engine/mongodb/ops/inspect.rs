@@ -27,14 +27,14 @@ const PAGE: u32 = 1000;
 const LIST: &str = "list";
 
 impl Core {
-    /// The engine's `inspect`.
+    /// Reads the holder of a name, and waits for its token.
     pub(crate) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
         let mut found = self.read(vec![self.id(key)]).await?;
         self.add_tokens(&mut found, |ids| self.read(ids)).await?;
         Ok(info_of(key, &found))
     }
 
-    /// The engine's `inspect_now`.
+    /// Reads the holder of a name without that wait.
     pub(crate) async fn inspect_once(&self, key: &Key) -> Outcome<Option<LockInfo>> {
         Ok(info_of(key, &self.read(vec![self.id(key)]).await?))
     }

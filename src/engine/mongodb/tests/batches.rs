@@ -2,11 +2,15 @@
 
 use super::queue::{hold, notified, positions, release, two, wait, waiting};
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 
 async fn in_order(engine: &MongodbEngine, claims: &[Arc<Claim>]) -> Vec<Acquired> {
     let mut answers = Vec::new();
     engine
-        .try_acquire_in_order(claims, &mut |index, answer| answers.push((index, answer.unwrap())))
+        .try_acquire_all(&refs(claims), &mut |index, answer| {
+            answers.push((index, answer.unwrap()))
+        })
         .await;
     answers.sort_by_key(|(index, _)| *index);
     assert_eq!(answers.len(), claims.len());
@@ -102,7 +106,7 @@ async fn a_dropped_batch_leaves_no_positions() {
         tokio::time::sleep(Duration::from_millis(20)).await;
         let claims: Vec<Claim> = claims.iter().map(|claim| Claim::clone(claim)).collect();
         theirs
-            .release_all(&claims, &mut |_, released| {
+            .release_all(&refs(&claims), Duration::ZERO, &mut |_, released| {
                 assert_eq!(released.unwrap(), Released::NotHeld)
             })
             .await;
@@ -126,7 +130,9 @@ pub(super) async fn many_releases_release_the_names_of_each_claim(engine: Arc<Mo
     all.extend([several, nothing]);
     let mut answers = vec![None; all.len()];
     engine
-        .release_all(&all, &mut |index, released| answers[index] = Some(released.unwrap()))
+        .release_all(&refs(&all), Duration::ZERO, &mut |index, released| {
+            answers[index] = Some(released.unwrap())
+        })
         .await;
     assert!(
         answers[..31].iter().all(|answer| *answer == Some(Released::Freed)),
@@ -138,7 +144,9 @@ pub(super) async fn many_releases_release_the_names_of_each_claim(engine: Arc<Mo
     assert_eq!(engine.locks().count_documents(doc! {}).await.unwrap(), 2);
     let mut again = Vec::new();
     engine
-        .release_all(&all, &mut |_, released| again.push(released.unwrap()))
+        .release_all(&refs(&all), Duration::ZERO, &mut |_, released| {
+            again.push(released.unwrap())
+        })
         .await;
     assert!(again.iter().all(|answer| *answer == Released::NotHeld));
 }

@@ -4,6 +4,7 @@ use mongodb::IndexModel;
 use mongodb::options::IndexOptions;
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::engine::mongodb::ttl_index;
 
 pub(super) async fn a_gist_process_and_this_one_exclude_each_other(engine: Arc<MongodbEngine>) {

@@ -6,6 +6,7 @@ use mongodb::options::ReadConcern;
 
 use super::queue::{eventually, hold, notified, positions, quiet, release, two, wait, waiting};
 use super::*;
+use crate::engine::EngineExt;
 use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::fields::QUEUE;
@@ -333,7 +334,7 @@ async fn a_waiter_behind_a_dead_one_gets_the_name_when_a_short_hand_off_ends() {
 async fn a_name_that_is_kept_busy_does_not_keep_the_waiters_of_a_stalled_event_loop_alive() {
     two(|ours, theirs| async move {
         let detector = Arc::new(StallDetector::new(|| {}));
-        theirs.watch_event_loop(&detector);
+        let _ = theirs.describe().detector.unwrap().set(detector.clone());
         let mut waiters = Vec::new();
         for name in ["m", "n"] {
             let holder = hold(&ours, name).await;

@@ -4,12 +4,13 @@ use super::queue::{eventually, notified, positions, release, two, wait, waiting}
 use mongodb::bson::Timestamp;
 
 use super::*;
+use crate::engine::contract::refs;
 use crate::engine::mongodb::fields::{FENCE, GRANTED, QUEUE, RESERVED};
 use crate::engine::mongodb::ops::fence::Stamp;
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::hand_off::Grant;
 use crate::engine::mongodb::queue::pipelines::{self, Waiter};
-use crate::engine::{HandOff, Subscription, WAITER_LIVENESS};
+use crate::engine::{EngineExt, HandOff, Subscription, WAITER_LIVENESS};
 
 /// Acquires a free name. The claim has its token, as that of a lease.
 async fn lease(engine: &MongodbEngine, names: &[&str]) -> Claim {
@@ -204,9 +205,13 @@ async fn a_waiter_that_gave_up_releases_its_grant() {
             drop(changes);
             if together {
                 theirs
-                    .release_all(std::slice::from_ref(&waiter), &mut |_, answer| {
-                        answer.unwrap();
-                    })
+                    .release_all(
+                        &refs(std::slice::from_ref(&waiter)),
+                        Duration::ZERO,
+                        &mut |_, answer| {
+                            answer.unwrap();
+                        },
+                    )
                     .await;
             } else {
                 theirs.release(&waiter, Duration::ZERO).await.unwrap();
@@ -374,7 +379,9 @@ async fn a_holder_does_not_enter_the_queue_of_its_own_name() {
         let claims = [Arc::new(waiters[1].clone()), Arc::new(waiters[0].clone())];
         let mut answers = vec![None, None];
         theirs
-            .try_acquire_in_order(&claims, &mut |index, answer| answers[index] = Some(answer.unwrap()))
+            .try_acquire_all(&refs(&claims), &mut |index, answer| {
+                answers[index] = Some(answer.unwrap())
+            })
             .await;
         assert!(matches!(answers[0], Some(Acquired::Held { .. })), "{answers:?}");
         assert!(matches!(answers[1], Some(Acquired::Granted { .. })), "{answers:?}");

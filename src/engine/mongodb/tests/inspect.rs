@@ -1,6 +1,7 @@
 //! Tests of `inspect` and `list` while tokens are not in their documents yet.
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::engine::mongodb::connection::pool::Class;
 use crate::engine::mongodb::error::Failure;
 

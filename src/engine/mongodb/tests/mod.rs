@@ -9,7 +9,7 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 use super::ops::clock_offset::ClockReading;
 use super::{MongodbConfig, MongodbEngine};
 use crate::clock::Moment;
-use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
+use crate::engine::{Acquired, Engine, EngineExt, Released, Renewed, Settings, SharedEngine};
 use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 

@@ -1,9 +1,9 @@
 //! Tests of documents that are deleted between two commands, by the TTL monitor or another program.
 
 use super::*;
-use crate::engine::Subscription;
 use crate::engine::mongodb::ops::attempts::Caller;
 use crate::engine::mongodb::ops::clock_offset::ClockReading;
+use crate::engine::{EngineExt, Subscription};
 
 /// Deletes expired documents, as the TTL monitor does, but without a pause.
 fn busy_monitor(locks: Collection<Document>) -> tokio::task::AbortHandle {

@@ -6,6 +6,8 @@ use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress, WriteCon
 
 use super::queue::{hold, notified, release, two, wait, waiting};
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 use crate::engine::mongodb::config::{ClientSettings, PemText};
 use crate::engine::mongodb::connection::openings::OpenConnections;
 use crate::engine::mongodb::connection::pool::{Class, Namespace, Pool};
@@ -159,7 +161,8 @@ async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
         let limit = Duration::from_millis(300);
         let waiters: Vec<Arc<Claim>> = (0..3).map(|_| Arc::new(waiting(&["n"]))).collect();
         let mut answer = |_, _| ();
-        let batch = theirs.try_acquire_in_order(&waiters, &mut answer);
+        let attempts = refs(&waiters);
+        let batch = theirs.try_acquire_all(&attempts, &mut answer);
         assert!(tokio::time::timeout(limit, batch).await.is_err());
         assert!(waiters.iter().all(|claim| !claim.was_sent()), "the batch had a permit");
         for waiter in &waiters {

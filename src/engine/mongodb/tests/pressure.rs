@@ -2,6 +2,8 @@
 
 use super::queue::{eventually, notified, two, wait, waiting};
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 use crate::engine::mongodb::connection::pool::Class;
 
 /// Opens an engine with `count` connections on the collection of `engine`.
@@ -113,7 +115,7 @@ pub(super) async fn a_thousand_dropped_attempts_leave_nothing_and_delay_no_other
     let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
     for batch in sent.chunks(256) {
         engine
-            .release_all(batch, &mut |_, released| {
+            .release_all(&refs(batch), Duration::ZERO, &mut |_, released| {
                 released.unwrap();
                 answers += 1;
             })

@@ -1,10 +1,10 @@
 //! The queue on a replica set, beyond the contract.
 
 use super::*;
-use crate::engine::Subscription;
 use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
 use crate::engine::mongodb::fields::QUEUE;
 use crate::engine::mongodb::queue::change_event::Change;
+use crate::engine::{EngineExt, Subscription};
 
 /// Creates a claim that waits.
 pub(super) fn waiting(names: &[&str]) -> Claim {

@@ -8,6 +8,7 @@ use mongodb::bson::Timestamp;
 
 use super::*;
 use crate::clock::Moment;
+use crate::engine::EngineExt;
 use crate::engine::mongodb::ops::clock_offset::ClockReading;
 use crate::engine::mongodb::ops::fence::Stamp;
 

@@ -1,19 +1,17 @@
 //! Makes attempts of several waiters of this process for one name, in the order of a list.
 
-use std::sync::Arc;
-
 use redis::Cmd;
 
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::scripts::ACQUIRE;
-use crate::engine::{Acquired, Attempts, Engine};
+use crate::engine::{Acquired, Answers};
 use crate::model::Claim;
 
 impl RedisEngine {
     /// Makes one attempt for each claim. Claims whose names are in one slot share a pipeline. A claim over several slots
     /// makes its attempt alone.
-    pub(in super::super) async fn acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+    pub(in super::super) async fn acquire_in_order(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
         let mut at = 0;
         while at < claims.len() {
             let rest = &claims[at..];
@@ -21,7 +19,7 @@ impl RedisEngine {
             let slot = self.slot(&rest[0].keys()[0]);
             if count < 2 || self.waiters.channel(slot).is_none() {
                 // The first attempt goes alone and opens this process's channel if the name is busy.
-                answer(at, self.try_acquire(&rest[0]).await);
+                answer(at, self.try_once(rest[0]).await);
                 at += 1;
                 if count < 2 {
                     continue;
@@ -45,7 +43,7 @@ impl RedisEngine {
     }
 
     /// Makes one attempt for each claim, in one pipeline. All names are in one slot.
-    async fn acquire_together(&self, claims: &[Arc<Claim>], slot: u16) -> Vec<Result<Acquired, Failure>> {
+    async fn acquire_together(&self, claims: &[&Claim], slot: u16) -> Vec<Result<Acquired, Failure>> {
         let channel = match self.waiters.listening(slot).await {
             Ok(channel) => channel,
             Err(failure) => return vec![Err(failure); claims.len()],

@@ -7,7 +7,6 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
 
-use crate::engine::Engine;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::connection::Link;
 use crate::engine::redis::error::{ENGINE, Failure};
@@ -151,7 +150,7 @@ impl RedisEngine {
     ) -> crate::engine::Result<T> {
         match tokio::time::timeout(limit, page).await {
             Ok(answer) => answer.map_err(|failure| failure.during("list")),
-            Err(_) => Err(EngineError::no_answer(ENGINE, &self.address(), "list", limit)),
+            Err(_) => Err(EngineError::no_answer(ENGINE, &self.route.address(), "list", limit)),
         }
     }
 }

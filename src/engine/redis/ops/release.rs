@@ -13,7 +13,8 @@ use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FENCE_KEPT_MS, Part};
 use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY, RELEASE_SPLIT, Script};
 use crate::engine::redis::topology::Route;
-use crate::engine::{Released, Releases};
+use crate::engine::{Answers, Released};
+use crate::error::EngineError;
 use crate::model::{Claim, Key, Ttl};
 
 /// Maximum number of names in one script, which takes the server about 1 ms.
@@ -25,6 +26,25 @@ const HELD: i64 = 1;
 const UNFINISHED: i64 = 2;
 
 impl RedisEngine {
+    /// Releases a claim, by a command of the batch where it suffices.
+    pub(in super::super) async fn release_one(&self, claim: &Claim, keep: Duration) -> Result<Released, EngineError> {
+        if self.counts
+            && keep.is_zero()
+            && claim.keys().len() == 1
+            && claim.metadata.is_none()
+            && self.replicated.is_none()
+            && let Some((link, connection)) = self.current()
+        {
+            match self.release_in_batch(link, &connection, claim).await {
+                Ok(Some(released)) => return Ok(released),
+                Ok(None) => {}
+                Err(failure) => return Err(failure.during("release")),
+            }
+        }
+        let released = Box::pin(self.release_whole(claim, keep)).await;
+        released.map_err(|failure| failure.during("release"))
+    }
+
     /// Releases a claim, in one slot or in several.
     pub(in super::super) async fn release_whole(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
         if let Route::One(link) = &self.route {
@@ -125,7 +145,7 @@ impl RedisEngine {
     }
 
     /// Releases many abandoned claims, with one script for each slot. Each takes effect after the attempts of its claim.
-    pub(in super::super) async fn release_many(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+    pub(in super::super) async fn release_many(&self, claims: &[&Claim], answer: &mut Answers<'_, Released>) {
         for claim in claims {
             if claim.waiting {
                 self.waiters.known.leave(&claim.owner);
@@ -156,7 +176,7 @@ impl RedisEngine {
     }
 
     /// Releases names of one slot with one script. Each name has the index of its claim.
-    async fn release_names(&self, claims: &[Claim], names: &[(usize, &Key)]) -> Vec<Result<Released, Failure>> {
+    async fn release_names(&self, claims: &[&Claim], names: &[(usize, &Key)]) -> Vec<Result<Released, Failure>> {
         let slot = self.slot(names[0].1);
         let call = self.release_call(claims, names, slot);
         let answers = match self.run_release(&RELEASE_MANY, &call, slot).await {
@@ -183,7 +203,7 @@ impl RedisEngine {
         released
     }
 
-    fn release_call(&self, claims: &[Claim], names: &[(usize, &Key)], slot: u16) -> Cmd {
+    fn release_call(&self, claims: &[&Claim], names: &[(usize, &Key)], slot: u16) -> Cmd {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let has_metadata = names.iter().any(|(index, _)| claims[*index].metadata.is_some());
         let parts = if has_metadata { &PARTS[..] } else { &PARTS[..3] };

@@ -52,7 +52,7 @@ impl RedisEngine {
     }
 
     /// Renews many leases, and answers for each of them as soon as its script is answered.
-    pub(in super::super) async fn renew_many(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+    pub(in super::super) async fn renew_many(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
         let scripts = self.scripts(renewals).into_iter();
         let mut scripts: FuturesUnordered<_> = scripts
             .map(|group| async move {

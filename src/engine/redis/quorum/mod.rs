@@ -72,7 +72,9 @@ use super::keys::{Layout, Part};
 use super::ops::contended::Contended;
 use super::scripts::Script;
 use crate::engine::attempt_queue::AttemptQueue;
-use crate::engine::{Acquired, Description, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::engine::{
+    Acquired, Answers, Description, Engine, Read, Released, Renewal, Renewed, Result, Subscription, answer_each,
+};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// The largest number of attempts in progress. Renewals and releases are not limited.
@@ -304,36 +306,39 @@ impl Engine for QuorumEngine {
         Description::new(ENGINE, false)
     }
 
-    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.quorum.acquire(claim).await
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
+        for (index, claim) in claims.iter().enumerate() {
+            answer(index, self.quorum.acquire(claim).await);
+        }
     }
 
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.quorum.renew(claim, ttl).await
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
+        let calls = renewals
+            .iter()
+            .map(|renewal| self.quorum.renew(renewal.claim, renewal.ttl));
+        answer_each(calls, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
         self.quorum.transfer(claim, to).await
     }
 
-    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.quorum.release(claim, keep).await
-    }
-
-    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.quorum.release_all(claims, answer).await;
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        match claims {
+            [claim] => answer(0, self.quorum.release(claim, keep).await),
+            _ => self.quorum.release_all(claims, answer).await,
+        }
     }
 
     async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
         Ok(Box::new(self.quorum.subscribe(key).await?))
     }
 
-    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.quorum.inspect(key.as_str()).await
-    }
-
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.quorum.list(prefix, page_timeout).await
+    async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
+        match what {
+            Read::Name { key, .. } => Ok(self.quorum.inspect(key.as_str()).await?.into_iter().collect()),
+            Read::Prefix { prefix, page_timeout } => self.quorum.list(prefix, page_timeout).await,
+        }
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

@@ -18,7 +18,7 @@ use crate::engine::redis::connection::Connection;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FREE_CHANNEL, Part};
 use crate::engine::redis::wire::{ALONE, BatchRelease, ReplySink};
-use crate::engine::{Released, Releases, Result};
+use crate::engine::{Answers, Released, Result};
 use crate::model::{Claim, Key, Ttl};
 
 impl Quorum {
@@ -48,14 +48,14 @@ impl Quorum {
     }
 
     /// Releases many claims. Each node gets them in batches.
-    pub(super) async fn release_all(self: &Arc<Self>, claims: &[Claim], answer: &mut Releases<'_>) {
+    pub(super) async fn release_all(self: &Arc<Self>, claims: &[&Claim], answer: &mut Answers<'_, Released>) {
         let until = Moment::now();
         let limit = self.node_timeout;
         for claim in claims {
             self.lifetimes.end(&claim.owner);
         }
         let votes: Vec<Votes<bool>> = claims.iter().map(|_| Votes::new(self.nodes.len())).collect();
-        let batch: Arc<[(Claim, Votes<bool>)]> = claims.iter().cloned().zip(votes).collect();
+        let batch: Arc<[(Claim, Votes<bool>)]> = claims.iter().map(|claim| (*claim).clone()).zip(votes).collect();
         for index in 0..self.nodes.len() {
             self.spawn(release_on(self.clone(), index, batch.clone(), until));
         }

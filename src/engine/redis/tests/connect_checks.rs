@@ -2,7 +2,7 @@
 
 use super::security::set_user;
 use super::*;
-use crate::engine::{Credentials, Login};
+use crate::engine::{Credentials, EngineExt, Login};
 use crate::error::EngineError;
 
 /// Returns settings with a long store timeout, because a busy machine may pause. `connect` ignores a server that does not answer

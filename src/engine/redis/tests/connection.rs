@@ -2,7 +2,7 @@
 
 use super::super::connection::pubsub::RedisSubscription;
 use super::*;
-use crate::engine::Subscription;
+use crate::engine::{EngineExt, Subscription};
 
 /// Subscribes to a channel of this test.
 async fn subscribe(ours: &RedisEngine, name: &str) -> RedisSubscription {
@@ -230,7 +230,7 @@ async fn a_closed_engine_refuses_calls_and_leaves_nothing_behind() {
     assert!(!error.retryable);
     let closed = format!(
         "redis: acquire failed: the connection to {} was closed by this side",
-        ours.address()
+        ours.describe().address
     );
     assert_eq!(error.to_string(), closed);
     eventually("the connection is gone", async || {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::clock::Moment;
-use crate::engine::{HandOff, Renewed, WAITER_LIVENESS};
+use crate::engine::{EngineExt, HandOff, Renewed, WAITER_LIVENESS};
 
 /// Waits for a grant.
 async fn granted(subscription: &mut Box<dyn Subscription>) -> HandOff {

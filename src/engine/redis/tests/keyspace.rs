@@ -1,7 +1,7 @@
 //! The keys in the server, as other tools see them.
 
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::{EngineExt, Renewed};
 
 fn token(claim: &Claim) -> String {
     claim.owner.as_str().to_owned()

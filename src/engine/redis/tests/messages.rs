@@ -2,6 +2,7 @@
 
 use super::outages::stall::opened;
 use super::*;
+use crate::engine::EngineExt;
 
 /// Returns the number of subscriptions to the channel of a process.
 async fn subscriptions(engine: &RedisEngine, other: &mut OtherClient) -> i64 {

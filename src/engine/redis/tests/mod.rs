@@ -16,7 +16,7 @@ use super::connection::Link;
 use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
 use crate::engine::contract::PAGE;
-use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription, TlsFiles, Warnings};
+use crate::engine::{Acquired, Engine, EngineExt, Released, Settings, SharedEngine, Subscription, TlsFiles, Warnings};
 use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 

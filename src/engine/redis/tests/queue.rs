@@ -1,6 +1,7 @@
 //! The queue: hand-offs, skipped waiters, and the keys that are left.
 
 use super::*;
+use crate::engine::EngineExt;
 
 async fn not_notified(subscription: &mut Box<dyn Subscription>) {
     let outcome = tokio::time::timeout(Duration::from_millis(100), subscription.changed()).await;

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use super::outages::stall::opened;
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::{EngineExt, Renewed};
 
 /// Sends one command on a connection of its own, and blocks this thread until the reply: no task of this runtime runs meanwhile.
 fn blocking<T: FromRedisValue>(server: &Server, line: &str) -> RedisResult<T> {

@@ -1,7 +1,7 @@
 //! Many renewals in few scripts.
 
 use super::*;
-use crate::engine::{Renewal, Renewed};
+use crate::engine::{EngineExt, Renewal, Renewed};
 use crate::error::EngineError;
 
 type Answer = std::result::Result<Renewed, EngineError>;

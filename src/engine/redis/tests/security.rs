@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::{EngineExt, Renewed};
 use crate::error::EngineError;
 
 /// Returns the words of the documented user in `engine/redis/mod.rs`.

@@ -26,10 +26,9 @@ use crate::engine::hand_off::ClockReading;
 use crate::engine::local_waiters::LocalWaiters;
 use crate::engine::sql::calls::Wakeup;
 use crate::engine::sql::failure::Failure;
-use crate::engine::{HandOff, RESERVATION, Subscription};
+use crate::engine::{DetectorSlot, HandOff, RESERVATION, Subscription};
 use crate::event_loop::Task;
 use crate::model::{Claim, Key, OwnerToken};
-use crate::stall_detector::StallDetector;
 
 /// The shortest and the longest time between two checks without notifications.
 const SHORTEST_POLL: Duration = Duration::from_millis(2);
@@ -111,8 +110,8 @@ struct Tasks {
 
 #[async_trait]
 impl Wakeup for Waiters {
-    fn watch_event_loop(&self, detector: &Arc<StallDetector>) {
-        self.known.watch_event_loop(detector);
+    fn detector(&self) -> Option<DetectorSlot> {
+        Some(self.known.stall_detector.clone())
     }
 
     async fn subscribe(&self, claim: &Claim) -> Box<dyn Subscription> {

@@ -1,6 +1,7 @@
 //! Kept entries (`minHoldMs`).
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::engine::entries::Record;
 
 /// Creates the node of a kept entry as the first one of `n`, as a process that has ended has left it.

@@ -14,7 +14,7 @@ use super::*;
 use crate::clock::Moment;
 use crate::engine::contract::PAGE;
 use crate::engine::entries::servers::Servers;
-use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine, Subscription};
+use crate::engine::{Acquired, Engine, EngineExt, Released, Renewed, Settings, SharedEngine, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 const SERVER: &str = "HOLDFAST_TEST_ZOOKEEPER_URL";

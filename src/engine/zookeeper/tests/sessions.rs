@@ -2,8 +2,8 @@
 
 use super::proxy::{Mode, Proxy};
 use super::*;
-use crate::engine::RESERVATION;
 use crate::engine::entries::{self, Store};
+use crate::engine::{EngineExt, RESERVATION};
 
 const SESSION: Duration = Duration::from_secs(4);
 

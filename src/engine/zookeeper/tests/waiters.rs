@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::proxy::Proxy;
 use super::*;
-use crate::engine::{RESERVATION, Subscription};
+use crate::engine::contract::refs;
+use crate::engine::{EngineExt, RESERVATION, Subscription};
 
 async fn subscribe(engine: &EntryEngine, claim: &Claim) -> Box<dyn Subscription> {
     engine.subscribe(claim, &claim.keys()[0]).await.unwrap()
@@ -204,7 +205,7 @@ async fn many_waiters_of_one_name() {
             assert!(matches!(acquired.unwrap(), Acquired::Held { .. }));
             count += 1;
         };
-        b.try_acquire_in_order(batch, &mut answer).await;
+        b.try_acquire_all(&refs(batch), &mut answer).await;
         assert_eq!(count, batch.len());
     }
     assert_eq!(a.inspect(&key("n")).await.unwrap().unwrap().waiting, Some(640));

@@ -7,9 +7,7 @@ use super::super::*;
 const LONGEST: u64 = 5000;
 
 fn bounded_service() -> (Arc<Faulty>, Locks) {
-    let (engine, locks) = service();
-    engine.longest_ms.store(LONGEST as u32, SeqCst);
-    (engine, locks)
+    service_with(true, LONGEST)
 }
 
 fn not_renewed(ttl_ms: u64) -> AcquireOptions {

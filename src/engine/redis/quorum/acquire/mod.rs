@@ -29,8 +29,7 @@ const HANGS_AFTER: Duration = Duration::from_millis(250);
 const YOUNG: Duration = Duration::from_secs(1);
 
 /// A round that has not come to its end. If it is dropped before that (its caller was dropped), it is rolled back.
-struct UnfinishedRound<'a> {
-    claim: &'a Claim,
+struct UnfinishedRound {
     round: Arc<Round>,
     answers: Option<Vec<Answer<Vote>>>,
     /// The attempt's permit, until a majority has answered.
@@ -38,7 +37,7 @@ struct UnfinishedRound<'a> {
     is_finished: bool,
 }
 
-impl Drop for UnfinishedRound<'_> {
+impl Drop for UnfinishedRound {
     fn drop(&mut self) {
         if !self.is_finished {
             let answers = self.answers.take().unwrap_or_else(|| self.round.votes.close());
@@ -49,7 +48,6 @@ impl Drop for UnfinishedRound<'_> {
         if let Some(permit) = self.permit.take() {
             self.round.keep_permit(permit);
         }
-        self.claim.copy_sent_marks(&self.round.claim);
     }
 }
 
@@ -77,7 +75,6 @@ impl Quorum {
     async fn attempt(self: &Arc<Self>, claim: &Claim, permit: Permit) -> Result<Acquired> {
         let limit = self.vote_timeout(claim.ttl);
         let mut unfinished = UnfinishedRound {
-            claim,
             round: Round::begin(self, claim),
             answers: None,
             permit: Some(permit),

@@ -1,6 +1,8 @@
 //! Waiters that died or are suspended: the delay for the waiters behind them, and the load of the server.
 
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 
 const QUEUE: &str = "holdfast:queue:{lock:n}";
 
@@ -199,8 +201,10 @@ async fn attempts_in_order_take_effect_in_order() {
             .collect();
         for round in 0..2 {
             let mut answers: Vec<Option<Acquired>> = vec![None; claims.len()];
-            ours.try_acquire_in_order(&claims, &mut |index, answer| answers[index] = Some(answer.unwrap()))
-                .await;
+            ours.try_acquire_all(&refs(&claims), &mut |index, answer| {
+                answers[index] = Some(answer.unwrap())
+            })
+            .await;
             let granted = |answer: &Option<Acquired>| matches!(answer, Some(Acquired::Granted { .. }));
             assert!(granted(&answers[0]), "{:?}", answers[0]);
             assert!(answers[1..].iter().all(|answer| answer.is_some() && !granted(answer)));
@@ -229,7 +233,7 @@ async fn attempts_in_order_take_effect_in_order_behind_dead_waiters() {
         add_dead(&mut other, dead, 3).await;
         let claims: Vec<Arc<Claim>> = (0..4).map(|_| Arc::new(waiting("n"))).collect();
         let mut granted = Vec::new();
-        ours.try_acquire_in_order(&claims, &mut |index, acquired| {
+        ours.try_acquire_all(&refs(&claims), &mut |index, acquired| {
             if let Acquired::Granted { .. } = acquired.unwrap() {
                 granted.push(index);
             }
@@ -264,7 +268,7 @@ async fn an_undecided_attempt_of_two_names_is_granted_before_a_later_one_of_its_
     both.waiting = true;
     let claims = [Arc::new(both), Arc::new(waiting("a"))];
     let mut granted = Vec::new();
-    ours.try_acquire_in_order(&claims, &mut |index, acquired| {
+    ours.try_acquire_all(&refs(&claims), &mut |index, acquired| {
         if let Acquired::Granted { .. } = acquired.unwrap() {
             granted.push(index);
         }
@@ -301,8 +305,10 @@ async fn a_fence_companion_of_a_cluster_outlives_a_release_by_a_day() {
             1 => assert!(ours.force_release(&key("n")).await.unwrap()),
             2 => {
                 let mut released = None;
-                ours.release_all(std::slice::from_ref(&held), &mut |_, answer| released = Some(answer))
-                    .await;
+                ours.release_all(&refs(std::slice::from_ref(&held)), Duration::ZERO, &mut |_, answer| {
+                    released = Some(answer)
+                })
+                .await;
                 assert_eq!(released.unwrap().unwrap(), Released::Freed);
             }
             _ => {

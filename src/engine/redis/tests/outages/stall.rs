@@ -4,7 +4,8 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::*;
-use crate::engine::Result;
+use crate::engine::contract::refs;
+use crate::engine::{EngineExt, Result};
 
 /// Opens an engine with or without an event loop.
 pub(in super::super) async fn opened(server: &Server, on_event_loop: bool) -> Arc<RedisEngine> {
@@ -26,7 +27,7 @@ pub(in super::super) async fn opened(server: &Server, on_event_loop: bool) -> Ar
 async fn release_all(engine: &RedisEngine, claims: &[Claim]) -> Vec<Result<Released>> {
     let mut answers: Vec<Option<Result<Released>>> = claims.iter().map(|_| None).collect();
     engine
-        .release_all(claims, &mut |index, released| {
+        .release_all(&refs(claims), Duration::ZERO, &mut |index, released| {
             assert!(answers[index].replace(released).is_none(), "one answer each");
         })
         .await;
@@ -178,7 +179,7 @@ async fn dropped_while_the_socket_is_full(tls: bool, after: Duration) {
     server.suspend();
     let mut claims: Vec<Claim> = (0..LARGE).map(large).collect();
     claims.extend((0..3).map(|i| claim(&format!("small{i}"))));
-    let mut calls: Vec<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    let mut calls: Vec<_> = claims.iter().map(|claim| Box::pin(ours.try_acquire(claim))).collect();
     for call in &mut calls {
         assert!(futures_util::poll!(call).is_pending());
     }

@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Condvar, Mutex};
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::error::EngineError;
 
 /// A proxy between an engine and its server, which can delay requests and replies. (It uses threads, because the engine uses the

@@ -1,6 +1,7 @@
 //! Waiters in a queue while their server fails or refuses calls: they get the name afterwards, in order.
 
 use super::*;
+use crate::engine::EngineExt;
 
 fn signal(server: &Server, name: &str) {
     let pid = server.process.id().to_string();

@@ -3,6 +3,7 @@
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::*;
+use crate::engine::EngineExt;
 
 const CALLS: usize = 2000;
 const LIMIT: usize = 512;
@@ -92,7 +93,7 @@ async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
     let mut calls = FuturesUnordered::new();
     for claim in &claims {
         // All of them wait before the new one is called, on a slow machine, too.
-        let mut call = ours.try_acquire(claim);
+        let mut call = Box::pin(ours.try_acquire(claim));
         assert!(futures_util::poll!(&mut call).is_pending());
         calls.push(call);
         tokio::task::yield_now().await;
@@ -101,7 +102,7 @@ async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
     let some = tokio::time::timeout(Duration::from_secs(1), calls.next()).await;
     assert!(some.is_err(), "there is no majority");
     let new = claim("new");
-    let mut call = ours.try_acquire(&new);
+    let mut call = Box::pin(ours.try_acquire(&new));
     assert!(futures_util::poll!(&mut call).is_pending());
     assert!(!new.was_sent(), "every permit is in use");
     (1..3).for_each(|node| nodes.resume(node));
@@ -122,7 +123,8 @@ async fn a_call_that_waits_for_a_permit_is_small() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     let waits = claim("waits");
-    let size = size_of_val(&*ours.try_acquire(&waits));
+    let (claims, mut ignore) = ([&waits], |_, _| {});
+    let size = size_of_val(&*ours.try_acquire_all(&claims, &mut ignore));
     assert!(size <= 512, "{size} bytes");
 }
 
@@ -176,7 +178,7 @@ async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_connection()
     nodes.are_free(&[0, 1, 2], "first").await;
     (1..3).for_each(|node| nodes.suspend(node));
     let claims: Vec<Claim> = claims(LARGE).into_iter().map(large).collect();
-    let mut calls: Vec<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    let mut calls: Vec<_> = claims.iter().map(|claim| Box::pin(ours.try_acquire(claim))).collect();
     for call in &mut calls {
         assert!(futures_util::poll!(call).is_pending());
     }

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
+use crate::engine::EngineExt;
 
 const SIZES: [usize; 2] = [3, 5];
 

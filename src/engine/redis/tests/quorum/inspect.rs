@@ -1,6 +1,7 @@
 //! Reads, notifications and other tools, while the nodes differ.
 
 use super::*;
+use crate::engine::EngineExt;
 
 #[tokio::test]
 async fn a_lock_of_a_minority_is_not_held() {

@@ -1,6 +1,8 @@
 //! Late and lost answers: nothing is left behind.
 
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 
 /// One node is busy, one gives its vote, one hangs: the attempt fails, and the late vote is rolled back.
 #[tokio::test]
@@ -209,7 +211,7 @@ async fn releases_in_batches_reach_every_node() {
     nodes.suspend(2);
     let mut answers = vec![None; claims.len()];
     let mut collect = |index: usize, answer: EngineResult<Released>| answers[index] = Some(answer.unwrap());
-    ours.release_all(&claims, &mut collect).await;
+    ours.release_all(&refs(&claims), Duration::ZERO, &mut collect).await;
     assert_eq!(answers[0], Some(Released::NotHeld));
     assert!(answers[1..].iter().all(|answer| *answer == Some(Released::Freed)));
     nodes.resume(2);

@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use super::super::keys::{Part, companion};
 use super::super::{QuorumConfig, QuorumEngine};
 use super::*;
-use crate::engine::{Description, Renewed, Result as EngineResult};
+use crate::engine::{Answers, Description, EngineExt, Read, Renewal, Renewed, Result as EngineResult};
 
 mod bursts;
 mod faults;
@@ -224,26 +224,23 @@ impl Engine for EngineWithNodes {
     fn describe(&self) -> Description {
         self.engine.describe()
     }
-    async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
-        self.engine.try_acquire(claim).await
+    async fn try_acquire_all(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
+        self.engine.try_acquire_all(claims, answer).await;
     }
-    async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
-        self.engine.renew(claim, ttl).await
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
+        self.engine.renew_all(renewals, answer).await;
     }
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> EngineResult<Renewed> {
         self.engine.transfer(claim, to).await
     }
-    async fn release(&self, claim: &Claim, keep: Duration) -> EngineResult<Released> {
-        self.engine.release(claim, keep).await
+    async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        self.engine.release_all(claims, keep, answer).await;
     }
     async fn subscribe(&self, claim: &Claim, key: &Key) -> EngineResult<Box<dyn crate::engine::Subscription>> {
         self.engine.subscribe(claim, key).await
     }
-    async fn inspect(&self, key: &Key) -> EngineResult<Option<crate::model::LockInfo>> {
-        self.engine.inspect(key).await
-    }
-    async fn list(&self, prefix: &str, page_timeout: Duration) -> EngineResult<Vec<crate::model::LockInfo>> {
-        self.engine.list(prefix, page_timeout).await
+    async fn read(&self, what: Read<'_>) -> EngineResult<Vec<crate::model::LockInfo>> {
+        self.engine.read(what).await
     }
     async fn force_release(&self, key: &Key) -> EngineResult<bool> {
         self.engine.force_release(key).await

@@ -3,6 +3,7 @@
 use super::super::connect_checks::{Missing, eviction_is_reported, missing_rights_are_named, with_long_timeout};
 use super::super::security::set_user;
 use super::*;
+use crate::engine::EngineExt;
 
 const LOGIN: &str = "holdfast:pw@";
 

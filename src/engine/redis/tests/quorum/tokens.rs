@@ -1,6 +1,7 @@
 //! Fencing tokens with changing majorities and nodes that lose their data, and the number of requests for a grant.
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// For any minority that is down, although each of its nodes returns without data.
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The order of services that compete for a name without a queue.
 
 use super::*;
+use crate::engine::EngineExt;
 
 /// Acquires a name like a call of the service that waits.
 async fn wait_for(engine: &QuorumEngine, claim: &Claim) {

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::cluster_nodes::{Nodes, home, one_each, slot_of_name};
 use super::*;
-use crate::engine::{Renewed, WAITER_LIVENESS};
+use crate::engine::{EngineExt, Renewed, WAITER_LIVENESS};
 
 mod contract {
     use super::*;

@@ -4,7 +4,8 @@ use futures_util::future::join_all;
 
 use super::cluster_nodes::{Nodes, one_each, slot_of_name};
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::contract::refs;
+use crate::engine::{EngineExt, Renewed};
 
 async fn cycle(engine: &RedisEngine, name: &str) {
     let claim = claim(name);
@@ -76,7 +77,11 @@ fn release_elsewhere(engine: &Arc<RedisEngine>, dropped: Claim) -> tokio::task::
     let (engine, runtime) = (engine.clone(), tokio::runtime::Handle::current());
     tokio::task::spawn_blocking(move || {
         let mut outcome = None;
-        runtime.block_on(engine.release_all(&[dropped], &mut |_, released| outcome = Some(released)));
+        runtime.block_on(
+            engine.release_all(&refs(&[dropped]), Duration::ZERO, &mut |_, released| {
+                outcome = Some(released)
+            }),
+        );
         outcome.unwrap().unwrap()
     })
 }

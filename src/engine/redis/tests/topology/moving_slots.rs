@@ -2,8 +2,8 @@
 
 use super::cluster_nodes::{Nodes, home, slot_of_name};
 use super::*;
-use crate::engine::Renewed;
 use crate::engine::redis::tests::renewal::renew_all;
+use crate::engine::{EngineExt, Renewed};
 
 #[tokio::test]
 async fn a_held_name_of_a_slot_that_moves_is_read_renewed_and_released() {

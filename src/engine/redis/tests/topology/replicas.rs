@@ -5,7 +5,7 @@ use std::time::Instant;
 use futures_util::future::join_all;
 
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::{EngineExt, Renewed};
 use crate::error::EngineError;
 
 async fn with_min_replicas(url: &str, min_replicas: u32) -> Arc<RedisEngine> {

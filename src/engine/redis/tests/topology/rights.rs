@@ -10,7 +10,7 @@ use super::cluster::claim_of;
 use super::cluster_nodes::{Nodes, one_each, slot_of_name};
 use super::replicas::acquire_with_replicas;
 use super::*;
-use crate::engine::{Renewed, TlsFiles};
+use crate::engine::{EngineExt, Renewed, TlsFiles};
 
 /// Returns the documented additional rights for one topology.
 fn rights_for(topology: &str) -> Vec<&'static str> {

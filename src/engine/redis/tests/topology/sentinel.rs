@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::replicas::acquire_with_replicas;
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::{EngineExt, Renewed};
 use crate::error::EngineError;
 
 fn with_short_timeout(prefix: &str, min_replicas: u32) -> Settings {

@@ -2,6 +2,8 @@
 
 use super::cluster_nodes::one_each;
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 
 #[tokio::test]
 async fn a_server_with_several_shards_has_tokens_for_each_name() {
@@ -53,7 +55,7 @@ async fn a_server_with_several_shards_has_tokens_for_each_name() {
     assert!(after > Some(before));
     let mut released = 0;
     theirs
-        .release_all(&[second, other_single], &mut |_, answer| {
+        .release_all(&refs(&[second, other_single]), Duration::ZERO, &mut |_, answer| {
             assert_eq!(answer.unwrap(), Released::Freed);
             released += 1;
         })

@@ -3,6 +3,8 @@
 use futures_util::future::join_all;
 
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 use crate::engine::sql::mysql::STATEMENT_BATCH;
 use crate::engine::sql::mysql::transaction::begin;
 
@@ -250,7 +252,7 @@ async fn a_dropped_attempt_is_never_executed_later() {
     database.execute("UNLOCK TABLES").await;
     let mut released = 0;
     engine
-        .release_all(&sent, &mut |_, answer| {
+        .release_all(&refs(&sent), Duration::ZERO, &mut |_, answer| {
             released += usize::from(answer.is_ok());
         })
         .await;

@@ -1,7 +1,7 @@
 //! Hand-offs: the transaction that releases a name makes the first waiter the holder, and its process finds that when it polls.
 
 use super::*;
-use crate::engine::{Subscription, WAITER_LIVENESS};
+use crate::engine::{EngineExt, Subscription, WAITER_LIVENESS};
 use crate::model::{Fence, Ttl};
 
 /// Waits for a hand-off: a grant in the process that hands off, and otherwise an attempt. Returns its token.

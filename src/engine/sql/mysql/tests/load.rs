@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::engine::sql::mysql::STATEMENT_BATCH;
 use crate::model::Ttl;
 

@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::engine::sql::server::connection;
 use crate::engine::sql::server::single_calls::SingleChanges;
 

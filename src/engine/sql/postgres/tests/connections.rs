@@ -9,7 +9,7 @@ use super::super::session::Values;
 use super::super::statements::Sql;
 use super::*;
 use crate::engine::sql::server::connection::{self, open_first};
-use crate::engine::{Credentials, Login};
+use crate::engine::{Credentials, EngineExt, Login};
 use crate::error::EngineError;
 
 /// Tests that drop a reply count the packets, too.

@@ -7,6 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 use crate::engine::sql::failure::Kind;
 use crate::engine::sql::server::connection::open_first;
 use crate::model::Key;
@@ -359,7 +361,7 @@ async fn a_dropped_attempt_is_never_executed_later() {
     lock.rollback().await.unwrap();
     let mut released = 0;
     engine
-        .release_all(&sent, &mut |_, answer| {
+        .release_all(&refs(&sent), Duration::ZERO, &mut |_, answer| {
             released += usize::from(answer.is_ok());
         })
         .await;

@@ -5,7 +5,7 @@ use tokio_postgres::Row;
 use super::session::Values;
 use super::statements::Sql;
 use super::*;
-use crate::engine::{HandOff, Subscription, WAITER_LIVENESS};
+use crate::engine::{EngineExt, HandOff, Subscription, WAITER_LIVENESS};
 use crate::model::Ttl;
 
 const LISTENING: &str =

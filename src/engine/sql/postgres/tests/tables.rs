@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 
 use super::*;
+use crate::engine::EngineExt;
 use crate::engine::sql::postgres::session::PLAN_AGE;
 use crate::engine::sql::server::connection;
 use crate::model::Ttl;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::*;
-use crate::engine::Renewed;
 use crate::engine::contract::PAGE;
+use crate::engine::contract::refs;
+use crate::engine::{EngineExt, Renewed};
 
 /// Locks the row of a free name as another program.
 pub(in crate::engine::sql) async fn lock_row<D: TestDatabase>(
@@ -270,7 +271,7 @@ pub(in crate::engine::sql) async fn claims_are_released_beside_one_with_a_locked
         Ok(released) => assert_eq!(released, Released::Freed),
         Err(error) => failed.push((index, error.retryable)),
     };
-    engine.release_all(&claims, &mut answer).await;
+    engine.release_all(&refs(&claims), Duration::ZERO, &mut answer).await;
     assert_eq!(failed, [(7, true)]);
     assert_eq!(engine.list("", PAGE).await.unwrap().len(), 1);
     assert!(renewing.await.unwrap().unwrap_err().retryable);

@@ -10,7 +10,7 @@ use super::super::connection::open;
 use super::super::pool::Pool;
 use super::*;
 use crate::engine::contract::PAGE;
-use crate::engine::{Renewed, Settings};
+use crate::engine::{EngineExt, Renewed, Settings};
 
 /// A caller leaves while a connection is being opened.
 pub(in crate::engine::sql) async fn an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped<

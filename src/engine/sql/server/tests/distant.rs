@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::{EngineExt, Renewed};
 
 /// A server that answers after 400 ms, and callers with a timeout of 300 ms.
 pub(in crate::engine::sql) async fn callers_with_a_short_timeout_do_not_fail_the_calls_of_others<D: TestDatabase>(

@@ -6,7 +6,8 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::engine::Renewed;
+use crate::engine::contract::refs;
+use crate::engine::{EngineExt, Renewed};
 
 /// A transaction for each of the other calls would be twice as many packets.
 pub(in crate::engine::sql) async fn a_locked_row_costs_the_calls_beside_it_few_packets<D: TestDatabase>(
@@ -42,7 +43,7 @@ pub(in crate::engine::sql) async fn names_beside_a_locked_one_are_not_recorded_a
     database.execute("UPDATE locks SET pid = 1 WHERE name = 'n0'").await;
     let failed = Mutex::new(Vec::new());
     engine
-        .release_all(&claims, &mut |index, released| match released {
+        .release_all(&refs(&claims), Duration::ZERO, &mut |index, released| match released {
             Ok(released) => assert_eq!(released, Released::Freed),
             Err(error) => failed.lock().push((index, error.retryable)),
         })
@@ -108,7 +109,8 @@ pub(in crate::engine::sql) async fn waiters_of_a_locked_name_keep_their_order<D:
         eventually("the first waiter has failed", async || !answers.lock().is_empty()).await;
         database.execute("ROLLBACK").await;
     };
-    tokio::join!(engine.try_acquire_in_order(&claims, &mut answer), unlock);
+    let attempts = refs(&claims);
+    tokio::join!(engine.try_acquire_all(&attempts, &mut answer), unlock);
     let answers = answers.into_inner();
     assert_eq!(answers.len(), claims.len());
     let has_failed: Vec<bool> = answers.iter().map(|(_, acquired)| acquired.is_err()).collect();

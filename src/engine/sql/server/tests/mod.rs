@@ -21,7 +21,7 @@ pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
 use super::{ServerEngine, Session};
 pub(in crate::engine::sql) use crate::engine::sql::calls::Wakeup;
-use crate::engine::{Acquired, Engine, Released, Settings, Subscription};
+use crate::engine::{Acquired, Engine, EngineExt, Released, Settings, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 /// Declares the tests of the engine for the `TestDatabase` of a dialect.

@@ -118,7 +118,7 @@ pub(in crate::engine::sql) async fn waiters_whose_event_loop_hangs_for_their_ttl
 ) {
     let (ours, theirs) = (&database.engine().await, &database.engine().await);
     let detector = Arc::new(StallDetector::new(|| {}));
-    theirs.watch_event_loop(&detector);
+    let _ = theirs.describe().detector.unwrap().set(detector.clone());
     let mut subscriptions = Vec::new();
     for (name, ttl_s) in [("x", 3), ("y", 300)] {
         acquire(ours, &claim(&[name])).await;

@@ -11,7 +11,7 @@ use super::*;
 use crate::engine::contract::PAGE;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::{Job, Reply};
-use crate::engine::{Renewed, Warnings};
+use crate::engine::{EngineExt, Renewed, Warnings};
 
 /// Returns attempts for one name each.
 pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> Vec<Attempt> {

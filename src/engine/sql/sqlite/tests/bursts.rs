@@ -4,6 +4,8 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::*;
+use crate::engine::EngineExt;
+use crate::engine::contract::refs;
 
 /// Acquires the write lock as another program: the writer waits in its first transaction.
 async fn blocked(folder: &Path) -> SqliteConnection {
@@ -29,7 +31,7 @@ async fn a_cancelled_attempt_is_never_executed() {
     let engine = open(folder.path()).await;
     let stranger = blocked(folder.path()).await;
     let first = claim(&["first"], 60_000);
-    let mut first_call = engine.try_acquire(&first);
+    let mut first_call = Box::pin(engine.try_acquire(&first));
     started(&mut first_call).await;
     let names: Vec<String> = (0..300).map(|n| format!("cancelled {n}")).collect();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], 60_000)).collect();
@@ -37,11 +39,12 @@ async fn a_cancelled_attempt_is_never_executed() {
         .map(|n| Arc::new(claim(&[&format!("listed {n}")], 60_000)))
         .collect();
     {
-        let mut calls: Vec<_> = claims.iter().map(|claim| engine.try_acquire(claim)).collect();
+        let mut calls: Vec<_> = claims.iter().map(|claim| Box::pin(engine.try_acquire(claim))).collect();
         let mut ignore = |_, _| {};
-        let mut in_order = engine.try_acquire_in_order(&listed, &mut ignore);
+        let listed = refs(&listed);
+        let mut in_order = engine.try_acquire_all(&listed, &mut ignore);
         let renewed = &claims[0];
-        let mut renewal = engine.renew(renewed, renewed.ttl);
+        let mut renewal = Box::pin(engine.renew(renewed, renewed.ttl));
         for call in &mut calls {
             assert!(call.now_or_never().is_none());
         }
@@ -64,9 +67,10 @@ async fn a_release_takes_effect_after_a_cancelled_attempt() {
         let stranger = blocked(folder.path()).await;
         let ours = Arc::new(claim(&["n"], 60_000));
         let listed = [ours.clone()];
+        let listed = refs(&listed);
         let mut ignore = |_, _| {};
         let mut call = if in_order {
-            engine.try_acquire_in_order(&listed, &mut ignore)
+            engine.try_acquire_all(&listed, &mut ignore)
         } else {
             engine.try_acquire(&ours).map(drop).boxed()
         };
@@ -172,7 +176,7 @@ async fn attempts_in_order_take_effect_in_order() {
     let waiters: Vec<Arc<Claim>> = (0..20).map(|_| Arc::new(waiting(&["n"], 60_000))).collect();
     let mut answers = Vec::new();
     let mut collect = |index, answer: Result<Acquired>| answers.push((index, answer.unwrap()));
-    engine.try_acquire_in_order(&waiters, &mut collect).await;
+    engine.try_acquire_all(&refs(&waiters), &mut collect).await;
     assert_eq!(
         answers.iter().map(|(index, _)| *index).collect::<Vec<_>>(),
         (0..20).collect::<Vec<_>>()
@@ -209,7 +213,7 @@ async fn many_releases_share_a_transaction() {
     }
     let mut answers = Vec::new();
     let mut collect = |_, answer: Result<Released>| answers.push(answer.unwrap());
-    engine.release_all(&claims, &mut collect).await;
+    engine.release_all(&refs(&claims), Duration::ZERO, &mut collect).await;
     assert_eq!(answers[0], Released::NotHeld);
     assert_eq!(answers[1..], [Released::Freed; 255]);
     assert!(engine.list("", Duration::from_secs(5)).await.unwrap().is_empty());
@@ -237,7 +241,7 @@ async fn a_bad_claim_fails_alone() {
         .unwrap();
     let mut failed = Vec::new();
     let mut collect = |index, answer: Result<Released>| failed.extend(answer.err().map(|_| index));
-    engine.release_all(&claims, &mut collect).await;
+    engine.release_all(&refs(&claims), Duration::ZERO, &mut collect).await;
     assert_eq!(failed, [1]);
 }
 
@@ -255,7 +259,7 @@ async fn a_list_comes_in_pages() {
     // Each page has its own limit. Here the first one waits behind a transaction that cannot begin.
     let stranger = blocked(folder.path()).await;
     let ours = claim(&["n"], 60_000);
-    let mut call = engine.try_acquire(&ours);
+    let mut call = Box::pin(engine.try_acquire(&ours));
     started(&mut call).await;
     let error = engine.list("", Duration::from_millis(100)).await.unwrap_err();
     assert!(error.retryable && error.to_string().contains("100 ms"), "{error}");
@@ -297,7 +301,7 @@ async fn a_burst_is_answered_or_leaves_nothing() {
         .filter(|claim| claim.was_sent())
         .cloned()
         .collect();
-    engine.release_all(&sent, &mut |_, _| {}).await;
+    engine.release_all(&refs(&sent), Duration::ZERO, &mut |_, _| {}).await;
     let held = engine.list("", Duration::from_secs(5)).await.unwrap();
     assert_eq!(held.len(), done.len() + 1);
 }

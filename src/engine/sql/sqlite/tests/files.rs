@@ -2,6 +2,7 @@
 
 use super::processes::Process;
 use super::*;
+use crate::engine::EngineExt;
 
 /// Whether another process is granted a name. It keeps the lease.
 fn granted_elsewhere(folder: &Path, name: &str) -> bool {

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::engine::contract::PAGE;
-use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
+use crate::engine::{Acquired, Engine, EngineExt, Released, Renewed, Settings, SharedEngine};
 use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
 mod bursts;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
+use crate::engine::EngineExt;
 
 const ROLE: &str = "HOLDFAST_SQLITE_TEST_ROLE";
 const FOLDER: &str = "HOLDFAST_SQLITE_TEST_FOLDER";

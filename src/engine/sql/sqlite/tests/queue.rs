@@ -1,7 +1,7 @@
 //! Tests of leases, of the order of waiters, and of expired rows.
 
 use super::*;
-use crate::engine::Subscription;
+use crate::engine::{EngineExt, Subscription};
 
 #[tokio::test]
 async fn expired_rows_of_one_time_names_are_removed() {

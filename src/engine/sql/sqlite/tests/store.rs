@@ -2,6 +2,7 @@
 
 use super::processes::Process;
 use super::*;
+use crate::engine::EngineExt;
 
 #[tokio::test]
 async fn prefixes_keep_services_apart() {
