@@ -17,7 +17,7 @@
 //! without metadata that was neither busy nor undecided within the last 2 s, and where the floor is probably close enough.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
 
 use redis::{Cmd, RedisResult, Value};
 
@@ -40,8 +40,8 @@ pub(super) struct NodeRequest {
     confirmed: AtomicU8,
     /// Whether a task has repeated it, because the reply did not decide.
     is_repeated: AtomicBool,
-    /// Whether it was removed before it was sent.
-    is_cancelled: AtomicBool,
+    /// Whether the node gave its vote after the decision of the round.
+    has_voted_late: AtomicBool,
 }
 
 /// The numbers of the replies of one node: that of the script, and those of the plain commands.
@@ -69,7 +69,7 @@ impl Quorum {
                     connection,
                     confirmed: AtomicU8::new(0),
                     is_repeated: AtomicBool::new(false),
-                    is_cancelled: AtomicBool::new(false),
+                    has_voted_late: AtomicBool::new(false),
                 }
             })
             .collect()
@@ -154,9 +154,13 @@ impl Round {
         self.requests[index].is_plain
     }
 
-    /// Returns whether the vote was removed before it was sent.
-    pub(super) fn is_cancelled_at(&self, index: usize) -> bool {
-        self.requests[index].is_cancelled.load(Relaxed)
+    pub(super) fn note_late_vote(&self, index: usize) {
+        self.requests[index].has_voted_late.store(true, SeqCst);
+    }
+
+    /// Returns whether the node gave its vote after the decision of the round.
+    pub(super) fn has_voted_late(&self, index: usize) -> bool {
+        self.requests[index].has_voted_late.load(SeqCst)
     }
 
     /// Returns the connection on which a node's vote is in flight, if any: the node executes later requests there after it.
@@ -185,12 +189,8 @@ impl Round {
 
 impl ReplySink for Round {
     /// Returns whether to remove a vote: its round has ended.
-    fn is_cancelled(&self, number: usize) -> bool {
-        let has_ended = self.lifetime.has_ended();
-        if has_ended {
-            self.requests[number / REPLIES].is_cancelled.store(true, Relaxed);
-        }
-        has_ended
+    fn is_cancelled(&self, _number: usize) -> bool {
+        self.lifetime.has_ended()
     }
 
     fn on_reply(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {

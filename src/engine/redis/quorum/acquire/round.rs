@@ -158,12 +158,13 @@ impl Round {
         let is_doubtful = matches!(&vote, Err(failure) if may_still_execute(failure));
         let late = self.votes.cast(index, vote);
         if is_doubtful {
-            self.watch_doubtful(index);
-        } else if late.is_some_and(|vote| self.may_hold_vote(index, &vote))
-            && self.lifetime.has_ended()
-            && !self.is_rolled_back_by_release(index)
-        {
-            self.roll_back_later(index, false);
+            self.roll_back_later(index, true);
+        } else if late.is_some_and(|vote| self.may_hold_vote(index, &vote)) {
+            // Before the check of the lifetime: code that ends it reads this.
+            self.note_late_vote(index);
+            if self.lifetime.has_ended() && !self.is_rolled_back_by_release(index) {
+                self.roll_back_later(index, false);
+            }
         }
     }
 }
