@@ -22,7 +22,7 @@ use crate::model::Claim;
 /// remove expire with their ttl, and the oldest entries are those of locks that were granted before the node failed.
 const MAX_ENTRIES: usize = 30_000;
 /// How many entries are sent to a node together.
-pub(super) const BATCH: usize = 64;
+const BATCH: usize = 64;
 /// The longest pause while a node does not answer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pauses while a node does not answer.
