@@ -67,12 +67,13 @@ impl Quorum {
     /// Releases a name on every node, for any holder. Returns `true` if a majority held it, or may have with the silent nodes.
     pub(super) async fn force_release(self: &Arc<Self>, key: &Key) -> Result<bool> {
         let call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
-        let votes = self.request_number(self.node_timeout, &FORCE_RELEASE, call, |released| released == 1);
-        let (_, answers) = votes
-            .decide(self.node_timeout, |answers| {
-                Count::of(answers, |released| *released).verdict()
-            })
-            .await;
+        let call = Arc::new(call);
+        let votes = self.request(self.node_timeout, |node| {
+            let call = call.clone();
+            async move { Ok(node.number(&FORCE_RELEASE, &call).await? == 1) }
+        });
+        let decided = |answers: &[Answer<bool>]| Count::of(answers, |released| *released).verdict();
+        let (_, answers) = votes.decide(self.node_timeout, decided).await;
         let count = Count::of(&answers, |released| *released);
         if count.yes + count.no < count.majority() {
             return Err(self.no_majority("force_release", &answers, self.node_timeout));
