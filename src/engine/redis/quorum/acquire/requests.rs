@@ -17,7 +17,7 @@
 //! without metadata that was neither busy nor undecided within the last 2 s, and where the floor is probably close enough.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 use redis::{Cmd, RedisResult, Value};
 
@@ -41,7 +41,9 @@ pub(super) struct NodeRequest {
     /// Whether a task has repeated it, because the reply did not decide.
     is_repeated: AtomicBool,
     /// Whether the node gave its vote after the decision of the round.
-    has_voted_late: AtomicBool,
+    pub(super) has_voted_late: AtomicBool,
+    /// Whether the node's clean-up list has a doubtful entry of this round.
+    pub(super) is_listed: AtomicBool,
 }
 
 /// The numbers of the replies of one node: that of the script, and those of the plain commands.
@@ -70,6 +72,7 @@ impl Quorum {
                     confirmed: AtomicU8::new(0),
                     is_repeated: AtomicBool::new(false),
                     has_voted_late: AtomicBool::new(false),
+                    is_listed: AtomicBool::new(false),
                 }
             })
             .collect()
@@ -152,15 +155,6 @@ impl Round {
 
     pub(super) fn is_plain(&self, index: usize) -> bool {
         self.requests[index].is_plain
-    }
-
-    pub(super) fn note_late_vote(&self, index: usize) {
-        self.requests[index].has_voted_late.store(true, SeqCst);
-    }
-
-    /// Returns whether the node gave its vote after the decision of the round.
-    pub(super) fn has_voted_late(&self, index: usize) -> bool {
-        self.requests[index].has_voted_late.load(SeqCst)
     }
 
     /// Returns the connection on which a node's vote is in flight, if any: the node executes later requests there after it.

@@ -1,7 +1,7 @@
 //! Rolls back votes that did not lead to a grant, also those with a late or lost answer.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 use redis::Cmd;
@@ -59,7 +59,7 @@ impl Round {
         for (index, answer) in answers.iter().enumerate() {
             let may_hold_vote = match answer {
                 Some(answer) => self.may_hold_vote(index, answer),
-                None => self.has_voted_late(index),
+                None => self.requests[index].has_voted_late.load(SeqCst),
             };
             if may_hold_vote {
                 voted.push(index);
@@ -75,7 +75,7 @@ impl Round {
     /// Rolls back a vote that arrived, or may arrive, after the end of its round.
     pub(super) fn roll_back_later(&self, index: usize, is_doubtful: bool) {
         // One doubtful entry is enough, because it is repeated.
-        let listed = &self.listed[index];
+        let listed = &self.requests[index].is_listed;
         let is_listed = if is_doubtful {
             listed.swap(true, Relaxed)
         } else {
