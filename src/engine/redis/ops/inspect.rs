@@ -77,7 +77,7 @@ impl RedisEngine {
         if row == Value::Nil {
             return Ok(None);
         }
-        let info = info(name, &row).ok_or(Failure::Unexpected("inspect.lua"))?;
+        let (_, info) = info(name, &row).ok_or(Failure::Unexpected("inspect.lua"))?;
         let unrecorded = self.counts && info.fence.is_none() && info.holder.is_some();
         Ok(Some(Seen { info, unrecorded }))
     }
@@ -181,24 +181,29 @@ pub(in super::super) async fn scan_page(
     Ok((next != b"0").then(|| next.clone()))
 }
 
-/// Reads the answer of `inspect.lua`.
-fn info(name: &str, row: &Value) -> Option<LockInfo> {
+/// Reads the answer of `inspect.lua`. Returns the value of the lock key, too.
+pub(in super::super) fn info<'r>(name: &str, row: &'r Value) -> Option<(&'r [u8], LockInfo)> {
     let Value::Array(row) = row else { return None };
     let [
         Value::BulkString(value),
         Value::Int(left),
         record,
         metadata,
-        Value::Int(waiting),
+        waiting @ ..,
     ] = row.as_slice()
     else {
         return None;
     };
+    let waiting = match waiting {
+        [] => None,
+        [Value::Int(waiting)] => u64::try_from(*waiting).ok(),
+        _ => return None,
+    };
     // The companion keys count only if they name the token that holds the lock: another tool may have acquired the name
-    // since then.
+    // since then. On a node of a quorum, the number of the attempt follows the token.
     let holds = |token: &str| {
         let rest = value.strip_prefix(token.as_bytes());
-        rest.is_some_and(|rest| matches!(rest, b"" | b"-kept"))
+        rest.is_some_and(|rest| matches!(rest, b"" | b"-kept" | [b'.', ..]))
     };
     let grant = text(record).and_then(grant).filter(|(token, ..)| holds(token));
     let metadata = text(metadata)
@@ -207,14 +212,15 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
     let (fence, holder) = grant.map(|(_, fence, holder)| (fence, holder)).unzip();
     // Its process has not written the record, and perhaps never will.
     let holder = holder.or_else(|| is_ours(value).then(Holder::unknown));
-    Some(LockInfo {
+    let info = LockInfo {
         name: name.to_owned(),
         remaining: u64::try_from(*left).ok().map(Duration::from_millis),
         fence,
         holder,
         metadata: metadata.map(|(_, json)| json.to_owned()),
-        waiting: u64::try_from(*waiting).ok(),
-    })
+        waiting,
+    };
+    Some((value, info))
 }
 
 /// A lock that was read.
@@ -232,7 +238,7 @@ fn is_ours(value: &[u8]) -> bool {
 
 /// Reads a record: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with the number of the round,
 /// `<pid>:<round>`.
-pub(in super::super) fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
+fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
     let mut fields = record.splitn(5, ' ');
     let fence = Fence(fields.next()?.parse().ok()?);
     let token = fields.next()?;
@@ -271,6 +277,7 @@ mod tests {
         for (value, ours) in [
             ("abc", true),
             ("abc-kept", true),
+            ("abc.1", true),
             ("other", false),
             ("abcd", false),
             ("ab", false),
@@ -283,7 +290,7 @@ mod tests {
                 metadata.clone(),
                 Value::Int(0),
             ]);
-            let info = info("n", &row).unwrap();
+            let (_, info) = info("n", &row).unwrap();
             assert_eq!(info.remaining, Some(Duration::from_millis(1500)));
             assert_eq!(info.fence, ours.then_some(Fence(17)), "{value}");
             assert_eq!(info.metadata.as_deref(), ours.then_some("{\"a\": 1}"), "{value}");
@@ -315,7 +322,7 @@ mod tests {
             metadata: None,
             waiting: Some(2),
         };
-        assert_eq!(info("n", &row), Some(expected));
+        assert_eq!(info("n", &row), Some((&[0xff][..], expected)));
         assert_eq!(info("n", &Value::Nil), None);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! There is one bounded list and at most one task per node.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::model::Claim;
 /// remove expire with their ttl, and the oldest entries are those of locks that were granted before the node failed.
 const MAX_ENTRIES: usize = 30_000;
 /// How many entries are sent to a node together.
-pub(super) const BATCH: usize = 64;
+const BATCH: usize = 64;
 /// The longest pause while a node does not answer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pauses while a node does not answer.
@@ -55,6 +55,8 @@ struct Entry {
     remains: Remains,
     /// Whether a request may still be executed after the node has confirmed the removal.
     is_doubtful: bool,
+    /// The number of repeats that were scheduled.
+    repeats: usize,
     ends: Moment,
     /// A close waits for the first attempt of the removal.
     urgent: Option<TaskTrackerToken>,
@@ -63,46 +65,43 @@ struct Entry {
 /// The list of one node.
 #[derive(Debug, Default)]
 pub(super) struct Cleanup {
-    lists: Mutex<Lists>,
+    list: Mutex<List>,
     added: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Lists {
-    due: VecDeque<Entry>,
-    repeats: [VecDeque<(Moment, Entry)>; REPEATS.len()],
+struct List {
+    /// By the time of their next removal, and in order of arrival.
+    entries: BTreeMap<(Moment, u64), Entry>,
+    /// The number of the newest entry.
+    last_number: u64,
     is_served: bool,
 }
 
-impl Lists {
-    fn len(&self) -> usize {
-        self.due.len() + self.repeats.iter().map(VecDeque::len).sum::<usize>()
+impl List {
+    fn push(&mut self, due: Moment, entry: Entry) {
+        self.last_number += 1;
+        self.entries.insert((due, self.last_number), entry);
     }
 
-    /// Removes a batch of due entries from the list, with the number of their repeat.
-    fn take(&mut self) -> Option<(Vec<Entry>, usize)> {
-        if !self.due.is_empty() {
-            let count = self.due.len().min(BATCH);
-            return Some((self.due.drain(..count).collect(), 0));
+    /// Removes a batch of due entries from the list.
+    fn take(&mut self) -> Vec<Entry> {
+        let now = Moment::now();
+        let mut batch = Vec::new();
+        while batch.len() < BATCH
+            && let Some(entry) = self.entries.first_entry()
+            && entry.key().0 <= now
+        {
+            batch.push(entry.remove());
         }
-        self.repeats.iter_mut().enumerate().find_map(|(number, list)| {
-            let count = list.iter().take(BATCH).take_while(|(at, _)| at.is_past()).count();
-            let due = list.drain(..count).map(|(_, entry)| entry).collect();
-            (count > 0).then_some((due, number + 1))
-        })
+        batch
     }
 
-    fn next(&self) -> Option<Moment> {
-        self.repeats
-            .iter()
-            .filter_map(|list| list.front())
-            .map(|(at, _)| *at)
-            .min()
-    }
-
-    fn repeat(&mut self, number: usize, entry: Entry) {
-        if let Some(pause) = REPEATS.get(number) {
-            self.repeats[number].push_back((Moment::now() + *pause, entry));
+    /// Schedules the next repeat of an entry, if there is one.
+    fn repeat(&mut self, mut entry: Entry) {
+        if let Some(pause) = REPEATS.get(entry.repeats) {
+            entry.repeats += 1;
+            self.push(Moment::now() + *pause, entry);
         }
     }
 }
@@ -110,45 +109,29 @@ impl Lists {
 impl Cleanup {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.lists.lock().len()
+        self.list.lock().entries.len()
     }
 }
 
 impl Quorum {
-    /// Removes the remains from a node in the background, at once.
+    /// Removes the remains from a node in the background. Votes whose lifetime has not ended are removed only after its end.
     pub(super) fn clean_up(self: &Arc<Self>, node: usize, claim: &Claim, remains: Remains, is_doubtful: bool) {
-        let entry = self.entry(claim, remains, is_doubtful);
-        self.add(node, |lists| lists.due.push_back(entry));
-    }
-
-    /// Removes the remains after the pauses of a doubtful entry.
-    pub(super) fn clean_up_later(self: &Arc<Self>, node: usize, claim: &Claim, remains: Remains) {
+        let cleanup = &self.nodes[node].cleanup;
+        let mut list = cleanup.list.lock();
+        if list.entries.len() >= MAX_ENTRIES {
+            return;
+        }
         let entry = Entry {
-            urgent: None,
-            ..self.entry(claim, remains, true)
-        };
-        self.add(node, |lists| lists.repeat(0, entry));
-    }
-
-    fn entry(&self, claim: &Claim, remains: Remains, is_doubtful: bool) -> Entry {
-        Entry {
             claim: claim.clone(),
             remains,
             is_doubtful,
+            repeats: 0,
             ends: Moment::now() + claim.ttl.duration().max(KEPT),
             urgent: Some(self.urgent.token()),
-        }
-    }
-
-    fn add(self: &Arc<Self>, node: usize, add: impl FnOnce(&mut Lists)) {
-        let cleanup = &self.nodes[node].cleanup;
-        let mut lists = cleanup.lists.lock();
-        if lists.len() >= MAX_ENTRIES {
-            return;
-        }
-        add(&mut lists);
-        let is_served = std::mem::replace(&mut lists.is_served, true);
-        drop(lists);
+        };
+        list.push(Moment::now(), entry);
+        let is_served = std::mem::replace(&mut list.is_served, true);
+        drop(list);
         if is_served {
             cleanup.added.notify_one();
         } else {
@@ -157,7 +140,7 @@ impl Quorum {
     }
 
     /// Sends the removals of a batch, and returns the entries that the node did not confirm.
-    async fn remove(self: &Arc<Self>, node: usize, batch: Vec<Entry>, number: usize) -> Vec<Entry> {
+    async fn remove(self: &Arc<Self>, node: usize, batch: Vec<Entry>) -> Vec<Entry> {
         let removals = batch.iter().map(|entry| async {
             let (script, call) = match &entry.remains {
                 // The request lifetime still lasts: the next repeat checks again.
@@ -170,13 +153,13 @@ impl Quorum {
         });
         let confirmed = join_all(removals).await;
         let mut failed = Vec::new();
-        let mut lists = self.nodes[node].cleanup.lists.lock();
+        let mut list = self.nodes[node].cleanup.list.lock();
         for (mut entry, is_confirmed) in batch.into_iter().zip(confirmed) {
             entry.urgent = None;
             if !is_confirmed {
                 failed.push(entry);
             } else if entry.is_doubtful {
-                lists.repeat(number, entry);
+                list.repeat(entry);
             }
         }
         failed
@@ -188,35 +171,36 @@ async fn serve(quorum: Arc<Quorum>, node: usize) {
     let cleanup = &quorum.nodes[node].cleanup;
     let mut backoff = BACKOFF;
     loop {
-        let (due, next) = {
-            let mut lists = cleanup.lists.lock();
-            let due = lists.take();
-            if due.is_none() && lists.len() == 0 {
-                *lists = Lists::default();
+        let (batch, next) = {
+            let mut list = cleanup.list.lock();
+            let batch = list.take();
+            let next = list.entries.first_key_value().map(|((due, _), _)| *due);
+            if batch.is_empty() && next.is_none() {
+                *list = List::default();
                 return;
             }
-            (due, lists.next())
+            (batch, next)
         };
-        let Some((batch, number)) = due else {
+        if batch.is_empty() {
             let time = tokio::time::sleep(next.map_or(LONGEST_PAUSE, Moment::remaining));
             tokio::select! {
                 () = cleanup.added.notified() => {}
                 () = time => {}
             }
             continue;
-        };
-        let failed = quorum.remove(node, batch, number).await;
+        }
+        let failed = quorum.remove(node, batch).await;
         if failed.is_empty() {
             backoff.reset();
             continue;
         }
         {
-            let mut lists = cleanup.lists.lock();
-            for entry in failed.into_iter().rev().filter(|entry| !entry.ends.is_past()) {
-                lists.due.push_front(entry);
+            let mut list = cleanup.list.lock();
+            for entry in failed.into_iter().filter(|entry| !entry.ends.is_past()) {
+                list.push(Moment::now(), entry);
             }
             // No close waits for a node that does not answer.
-            lists.due.iter_mut().for_each(|entry| entry.urgent = None);
+            list.entries.values_mut().for_each(|entry| entry.urgent = None);
         }
         tokio::time::sleep(backoff.delay()).await;
     }

@@ -13,7 +13,7 @@ use super::votes::{Answer, majority};
 use crate::engine::Result;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Layout;
-use crate::engine::redis::ops::inspect::{READ_AT_ONCE, WITHOUT_QUEUE, grant, read_until_recorded, scan_page, text};
+use crate::engine::redis::ops::inspect::{READ_AT_ONCE, WITHOUT_QUEUE, info, read_until_recorded, scan_page};
 use crate::engine::redis::scripts::INSPECT;
 use crate::model::{Fence, Holder, LockInfo};
 
@@ -25,14 +25,28 @@ const GRACE: Duration = Duration::from_millis(100);
 const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The data of one node for a name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Row {
     /// The value of the lock key.
     value: Vec<u8>,
-    /// The remaining time. `None`: without end.
-    left: Option<Duration>,
-    grant: Option<(Fence, Holder)>,
-    metadata: Option<String>,
+    info: LockInfo,
+}
+
+impl Row {
+    /// Parses the answer of `inspect.lua`.
+    fn read(name: &str, answer: &Value) -> std::result::Result<Option<Self>, Failure> {
+        if *answer == Value::Nil {
+            return Ok(None);
+        }
+        let (value, info) = info(name, answer).ok_or(Failure::Unexpected("inspect.lua"))?;
+        let value = value.to_vec();
+        Ok(Some(Row { value, info }))
+    }
+
+    /// Returns the holder: all attempts of one owner are one holder.
+    fn holder(&self) -> &[u8] {
+        attempt_of(&self.value).map_or(&self.value, |(token, _)| token.as_bytes())
+    }
 }
 
 /// A name that is held, by the data of all nodes.
@@ -66,8 +80,8 @@ impl Quorum {
     pub(super) async fn held_name(self: &Arc<Self>, name: &str) -> Result<Option<HeldName>> {
         let call = Arc::new(INSPECT.call(&self.layout, &WITHOUT_QUEUE, std::iter::once(name)));
         let votes = self.request(self.node_timeout, |node| {
-            let call = call.clone();
-            async move { row(node.link.run(&INSPECT, &call).await?) }
+            let (call, name) = (call.clone(), name.to_owned());
+            async move { Row::read(&name, &node.link.run(&INSPECT, &call).await?) }
         });
         let enough = self.majority();
         let is_decided = |answers: &[Answer<Option<Row>>]| {
@@ -76,10 +90,7 @@ impl Quorum {
                 .filter_map(|answer| answer.as_ref()?.as_ref().ok())
                 .collect();
             // The fencing token, too: a majority knows that of the grant, and a single node may know another one.
-            let identity = |row: &Option<Row>| {
-                let fence = row.as_ref().and_then(|row| row.grant.as_ref()).map(|grant| grant.0);
-                (holder_of(row).map(<[u8]>::to_vec), fence)
-            };
+            let identity = |row: &Option<Row>| row.as_ref().map(|row| (row.holder().to_vec(), row.info.fence));
             let alike = |row: &Option<Row>| rows.iter().filter(|other| identity(other) == identity(row)).count();
             (rows.len() >= enough && rows.iter().any(|row| alike(row) >= enough)).then_some(((), GRACE))
         };
@@ -92,12 +103,8 @@ impl Quorum {
             return Err(self.no_majority("inspect", &answers, self.node_timeout));
         }
         let unknown = self.nodes.len() - rows.len();
-        Ok(majority_holder(
-            name,
-            rows.into_iter().flatten(),
-            unknown,
-            self.nodes.len(),
-        ))
+        let nodes = self.nodes.len();
+        Ok(majority_holder(rows.into_iter().flatten(), unknown, nodes))
     }
 
     /// Reads every name with a prefix, sorted: the names that a majority holds for one holder, or may hold with the silent nodes.
@@ -119,16 +126,16 @@ impl Quorum {
         let mut known = 0;
         for found in answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok()) {
             known += 1;
-            for (name, row) in found {
-                names.entry(name).or_default().push(row);
+            for row in found {
+                names.entry(&row.info.name).or_default().push(row);
             }
         }
         if known < self.majority() {
             return Err(self.no_majority("list", &answers, page_timeout));
         }
         let nodes = self.nodes.len();
-        let held = |(name, rows): (&str, Vec<&Row>)| majority_holder(name, rows.into_iter(), nodes - known, nodes);
-        Ok(names.into_iter().filter_map(held).collect())
+        let held = |rows: Vec<&Row>| majority_holder(rows.into_iter(), nodes - known, nodes);
+        Ok(names.into_values().filter_map(held).collect())
     }
 }
 
@@ -138,7 +145,7 @@ async fn rows(
     layout: &Layout,
     prefix: &str,
     page_timeout: Duration,
-) -> std::result::Result<Vec<(String, Row)>, Failure> {
+) -> std::result::Result<Vec<Row>, Failure> {
     let mut names = Vec::new();
     let mut cursor = Some(b"0".to_vec());
     while let Some(from) = cursor {
@@ -153,14 +160,14 @@ async fn rows(
     for some in names.chunks(READ_AT_ONCE) {
         let reads = join_all(some.iter().map(|name| async move {
             let call = INSPECT.call(layout, &WITHOUT_QUEUE, std::iter::once(name.as_str()));
-            row(node.link.run(&INSPECT, &call).await?)
+            Row::read(name, &node.link.run(&INSPECT, &call).await?)
         }));
         let reads = tokio::time::timeout(page_timeout, reads)
             .await
             .map_err(|_| Failure::timed_out())?;
-        for (name, outcome) in some.iter().zip(reads) {
+        for outcome in reads {
             match outcome {
-                Ok(row) => found.extend(row.map(|row| (name.clone(), row))),
+                Ok(row) => found.extend(row),
                 // The key has changed its type since the scan.
                 Err(failure) if failure.is_wrong_type() => {}
                 Err(failure) => return Err(failure),
@@ -170,98 +177,49 @@ async fn rows(
     Ok(found)
 }
 
-/// Parses the answer of `inspect.lua`.
-fn row(answer: Value) -> std::result::Result<Option<Row>, Failure> {
-    if answer == Value::Nil {
-        return Ok(None);
-    }
-    let unexpected = || Failure::Unexpected("inspect.lua");
-    let Value::Array(fields) = answer else {
-        return Err(unexpected());
-    };
-    let [Value::BulkString(value), Value::Int(left), record, metadata] = fields.as_slice() else {
-        return Err(unexpected());
-    };
-    // The companions count only if they contain the owner token of the lock.
-    let token = attempt_of(value).map(|(token, _)| token).or_else(|| {
-        let kept = std::str::from_utf8(value).ok()?;
-        kept.strip_suffix("-kept")
-    });
-    let grant = text(record)
-        .and_then(grant)
-        .filter(|(owner, ..)| Some(*owner) == token)
-        .map(|(_, fence, holder)| (fence, holder));
-    let metadata = text(metadata)
-        .and_then(|text| text.split_once(' '))
-        .filter(|(owner, _)| Some(*owner) == token)
-        .map(|(_, json)| json.to_owned());
-    Ok(Some(Row {
-        value: value.clone(),
-        left: u64::try_from(*left).ok().map(Duration::from_millis),
-        grant,
-        metadata,
-    }))
-}
-
 /// Splits `<token>.<attempt>`.
 fn attempt_of(value: &[u8]) -> Option<(&str, &str)> {
     std::str::from_utf8(value).ok()?.split_once('.')
 }
 
-/// Returns the holder in a row: all attempts of one owner are one holder.
-fn holder_of(row: &Option<Row>) -> Option<&[u8]> {
-    let row = row.as_ref()?;
-    Some(attempt_of(&row.value).map_or(row.value.as_slice(), |(token, _)| token.as_bytes()))
-}
-
 /// Returns the holder of a name, if any: the one with a majority of the nodes, or possibly one together with the `unknown`.
-fn majority_holder<'r>(
-    name: &str,
-    rows: impl Iterator<Item = &'r Row>,
-    unknown: usize,
-    nodes: usize,
-) -> Option<HeldName> {
+fn majority_holder<'r>(rows: impl Iterator<Item = &'r Row>, unknown: usize, nodes: usize) -> Option<HeldName> {
     let enough = majority(nodes);
     let mut holders: BTreeMap<&[u8], Vec<&Row>> = BTreeMap::new();
     for row in rows {
-        let holder = attempt_of(&row.value).map_or(row.value.as_slice(), |(token, _)| token.as_bytes());
-        holders.entry(holder).or_default().push(row);
+        holders.entry(row.holder()).or_default().push(row);
     }
     let mut votes = holders.into_values().max_by_key(Vec::len)?;
     if votes.len() + unknown < enough {
         return None;
     }
     // The lease lasts as long as a majority of the nodes has it.
-    votes.sort_by_key(|row| std::cmp::Reverse(row.left.unwrap_or(Duration::MAX)));
-    let remaining = votes[votes.len().min(enough) - 1].left;
+    votes.sort_by_key(|row| std::cmp::Reverse(row.info.remaining.unwrap_or(Duration::MAX)));
+    let last = votes[votes.len().min(enough) - 1];
     // A node that was healed, or that voted late, may know another fencing token than the majority of the grant.
     let mut fences: BTreeMap<Fence, usize> = BTreeMap::new();
-    for (fence, _) in votes.iter().filter_map(|row| row.grant.as_ref()) {
-        *fences.entry(*fence).or_default() += 1;
+    for fence in votes.iter().filter_map(|row| row.info.fence) {
+        *fences.entry(fence).or_default() += 1;
     }
+    let largest_fence = fences.keys().next_back().copied();
     let fence = fences
         .into_iter()
         .max_by_key(|(fence, count)| (*count, std::cmp::Reverse(*fence)))
         .map(|(fence, _)| fence);
-    let granted = votes.iter().filter_map(|row| row.grant.as_ref());
-    let holder = granted
-        .clone()
-        .find(|(known, _)| Some(*known) == fence)
-        .map(|(_, holder)| holder.clone());
+    let granted = votes.iter().find(|row| row.info.fence == fence);
+    let holder = granted.and_then(|row| row.info.holder.clone());
     let attempt = votes.iter().find_map(|row| attempt_of(&row.value));
     // Its process has not written the record, and perhaps never will.
     let holder = holder.or_else(|| attempt.map(|_| Holder::unknown()));
     Some(HeldName {
         attempt: attempt.map(|(token, attempt)| (token.to_owned(), attempt.to_owned())),
         is_certain: votes.len() >= enough,
-        largest_fence: granted.clone().map(|(fence, _)| *fence).max(),
+        largest_fence,
         info: LockInfo {
-            name: name.to_owned(),
-            remaining,
             fence,
             holder,
-            metadata: votes.iter().find_map(|row| row.metadata.clone()),
-            waiting: None,
+            metadata: votes.iter().find_map(|row| row.info.metadata.clone()),
+            ..last.info.clone()
         },
     })
 }
@@ -278,9 +236,14 @@ mod tests {
         };
         Row {
             value: value.into(),
-            left: (left > 0).then(|| Duration::from_millis(left)),
-            grant: fence.map(|fence| (Fence(fence), Holder { process, since_ms: 5 })),
-            metadata: None,
+            info: LockInfo {
+                name: "n".into(),
+                remaining: (left > 0).then(|| Duration::from_millis(left)),
+                fence: fence.map(Fence),
+                holder: fence.map(|_| Holder { process, since_ms: 5 }),
+                metadata: None,
+                waiting: None,
+            },
         }
     }
 
@@ -291,7 +254,7 @@ mod tests {
             row_of("a.1", 30, Some(7)),
             row_of("a.2", 20, Some(9)),
         ];
-        let held = majority_holder("n", rows.iter(), 0, 3).unwrap();
+        let held = majority_holder(rows.iter(), 0, 3).unwrap();
         assert_eq!(held.info.remaining, Some(Duration::from_millis(20)));
         assert_eq!(held.info.fence, Some(Fence(7)));
         assert!(held.is_certain);
@@ -301,21 +264,21 @@ mod tests {
     #[test]
     fn a_minority_holds_nothing_unless_the_other_nodes_are_silent() {
         let rows = [row_of("a.1", 10, Some(7))];
-        assert_eq!(majority_holder("n", rows.iter(), 0, 3), None);
-        assert!(!majority_holder("n", rows.iter(), 1, 3).unwrap().is_certain);
+        assert_eq!(majority_holder(rows.iter(), 0, 3), None);
+        assert!(!majority_holder(rows.iter(), 1, 3).unwrap().is_certain);
         let split = [
             row_of("a.1", 10, Some(7)),
             row_of("b.1", 10, Some(8)),
             row_of("c.1", 10, Some(9)),
         ];
-        assert_eq!(majority_holder("n", split.iter(), 0, 3), None);
-        assert_eq!(majority_holder("n", [].iter(), 1, 3), None);
+        assert_eq!(majority_holder(split.iter(), 0, 3), None);
+        assert_eq!(majority_holder([].iter(), 1, 3), None);
     }
 
     #[test]
     fn another_tool_is_a_holder_without_data() {
         let rows = [row_of("theirs", 0, None), row_of("theirs", 0, None)];
-        let held = majority_holder("n", rows.iter(), 1, 3).unwrap();
+        let held = majority_holder(rows.iter(), 1, 3).unwrap();
         assert_eq!((held.info.remaining, held.info.fence), (None, None));
         assert_eq!(held.attempt, None);
     }

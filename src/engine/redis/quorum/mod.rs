@@ -66,7 +66,7 @@ use self::config::MIN_NODE_TIMEOUT;
 use self::node::Node;
 use self::request_lifetime::RequestLifetimes;
 use self::turns::Turns;
-use self::votes::{Votes, majority, no_majority};
+use self::votes::{Votes, majority};
 use super::error::{ENGINE, Failure};
 use super::keys::{Layout, Part};
 use super::ops::contended::Contended;
@@ -197,31 +197,30 @@ impl Quorum {
         T: Send + 'static,
         F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
     {
-        let votes = Arc::new(Votes::new(self.nodes.len()));
-        for (index, node) in self.nodes.iter().enumerate() {
-            let (answer, votes) = (call(node.clone()), votes.clone());
+        self.request_from(0..self.nodes.len(), limit, call)
+    }
+
+    /// Sends a request to these nodes at once. The answers are in the same order.
+    fn request_from<T, F>(
+        self: &Arc<Self>,
+        nodes: impl ExactSizeIterator<Item = usize>,
+        limit: Duration,
+        call: impl Fn(Arc<Node>) -> F,
+    ) -> Arc<Votes<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
+    {
+        let votes = Arc::new(Votes::new(nodes.len()));
+        for (position, index) in nodes.enumerate() {
+            let (answer, votes) = (call(self.nodes[index].clone()), votes.clone());
             self.spawn(async move {
                 if let Ok(answer) = tokio::time::timeout(limit, answer).await {
-                    votes.cast(index, answer);
+                    votes.cast(position, answer);
                 }
             });
         }
         votes
-    }
-
-    /// Runs a script whose answer is a number on every node, and maps the number with `yes`.
-    fn request_number(
-        self: &Arc<Self>,
-        limit: Duration,
-        script: &'static Script,
-        call: Cmd,
-        yes: impl Fn(i64) -> bool + Copy + Send + 'static,
-    ) -> Arc<Votes<bool>> {
-        let call = Arc::new(call);
-        self.request(limit, move |node| {
-            let call = call.clone();
-            async move { node.number(script, &call).await.map(yes) }
-        })
     }
 
     /// Spawns a task that continues without its caller until the engine is closed.
@@ -269,15 +268,6 @@ impl Quorum {
     /// Sends the records of grants that were not sent yet. The nodes store them before they execute later requests.
     fn write_records(&self) {
         self.nodes.iter().for_each(|node| node.link.write_records());
-    }
-
-    fn no_majority<T>(
-        &self,
-        op: &'static str,
-        answers: &[votes::Answer<T>],
-        limit: Duration,
-    ) -> crate::error::EngineError {
-        no_majority(op, self.nodes.iter().map(|node| &**node), answers, limit)
     }
 
     /// Ends the background tasks and closes the connections.

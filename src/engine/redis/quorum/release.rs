@@ -3,11 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::cleanup::{BATCH, Remains};
+use super::cleanup::Remains;
 use super::node::number;
 use super::scripts::RELEASE_MANY;
 use super::scripts::{FORCE_RELEASE, RELEASE};
@@ -28,50 +27,28 @@ impl Quorum {
     /// Returns when a majority has given the same answer. The other nodes get the release, too; it is repeated until they confirm
     /// it. Votes of the owner that are still in flight are rolled back when they arrive.
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim, keep: Duration) -> Result<Released> {
-        let until = Moment::now() + keep;
-        let round = Arc::new(ReleaseRound {
-            quorum: self.clone(),
-            call: OnceLock::new(),
-            claim: claim.clone(),
-            until,
-            votes: Votes::new(self.nodes.len()),
-            sent: Moment::now(),
-            _urgent: self.urgent.token(),
-        });
-        round.send();
-        let limit = self.node_timeout;
-        let (verdict, answers) = round
-            .votes
-            .decide(limit, |answers| Count::of(answers, |released| *released).verdict())
-            .await;
-        self.outcome(verdict, &answers, limit)
+        let round = ReleaseRound::begin(self, claim, Moment::now() + keep);
+        self.outcome(&round, self.node_timeout).await
     }
 
-    /// Releases many claims. Each node gets them in batches.
+    /// Releases many claims.
     pub(super) async fn release_all(self: &Arc<Self>, claims: &[&Claim], answer: &mut Answers<'_, Released>) {
-        let until = Moment::now();
-        let limit = self.node_timeout;
-        for claim in claims {
-            self.lifetimes.end(&claim.owner);
-        }
-        let votes: Vec<Votes<bool>> = claims.iter().map(|_| Votes::new(self.nodes.len())).collect();
-        let batch: Arc<[(Claim, Votes<bool>)]> = claims.iter().map(|claim| (*claim).clone()).zip(votes).collect();
-        for index in 0..self.nodes.len() {
-            self.spawn(release_on(self.clone(), index, batch.clone(), until));
-        }
-        let end = Moment::now() + limit;
-        for (index, (_, votes)) in batch.iter().enumerate() {
-            let decided = |answers: &[Answer<bool>]| Count::of(answers, |released| *released).verdict();
-            let (verdict, answers) = votes.decide(end.remaining(), decided).await;
-            answer(index, self.outcome(verdict, &answers, limit));
+        let rounds = claims
+            .iter()
+            .map(|claim| ReleaseRound::begin(self, claim, Moment::now()));
+        let rounds: Vec<_> = rounds.collect();
+        let end = Moment::now() + self.node_timeout;
+        for (index, round) in rounds.iter().enumerate() {
+            answer(index, self.outcome(round, end.remaining()).await);
         }
     }
 
-    fn outcome(&self, verdict: Option<bool>, answers: &[Answer<bool>], limit: Duration) -> Result<Released> {
-        match verdict {
-            Some(true) => Ok(Released::Freed),
-            Some(false) => Ok(Released::NotHeld),
-            None => Err(self.no_majority("release", answers, limit)),
+    async fn outcome(&self, round: &ReleaseRound, limit: Duration) -> Result<Released> {
+        let decided = |answers: &[Answer<bool>]| Count::of(answers, |released| *released).verdict();
+        match round.votes.decide(limit, decided).await {
+            (Some(true), _) => Ok(Released::Freed),
+            (Some(false), _) => Ok(Released::NotHeld),
+            (None, answers) => Err(self.no_majority("release", &answers, self.node_timeout)),
         }
     }
 
@@ -90,43 +67,19 @@ impl Quorum {
     /// Releases a name on every node, for any holder. Returns `true` if a majority held it, or may have with the silent nodes.
     pub(super) async fn force_release(self: &Arc<Self>, key: &Key) -> Result<bool> {
         let call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
-        let votes = self.request_number(self.node_timeout, &FORCE_RELEASE, call, |released| released == 1);
-        let (_, answers) = votes
-            .decide(self.node_timeout, |answers| {
-                Count::of(answers, |released| *released).verdict()
-            })
-            .await;
+        let call = Arc::new(call);
+        let votes = self.request(self.node_timeout, |node| {
+            let call = call.clone();
+            async move { Ok(node.number(&FORCE_RELEASE, &call).await? == 1) }
+        });
+        let decided = |answers: &[Answer<bool>]| Count::of(answers, |released| *released).verdict();
+        let (_, answers) = votes.decide(self.node_timeout, decided).await;
         let count = Count::of(&answers, |released| *released);
         if count.yes + count.no < count.majority() {
             return Err(self.no_majority("force_release", &answers, self.node_timeout));
         }
         // The nodes that held it may have been a majority together with the silent ones.
         Ok(count.yes > 0 && count.nodes - count.no >= count.majority())
-    }
-}
-
-/// Releases many claims on one node.
-async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Votes<bool>)]>, until: Moment) {
-    let _urgent = quorum.urgent.token();
-    let mut is_silent = false;
-    for some in batch.chunks(BATCH) {
-        let releases = join_all(some.iter().map(|(claim, _)| {
-            let call = quorum.release_call(claim, until);
-            let node = &quorum.nodes[index];
-            async move { node.number(&RELEASE, &call).await }
-        }));
-        let answers = match is_silent {
-            true => None,
-            false => tokio::time::timeout(quorum.node_timeout, releases).await.ok(),
-        };
-        is_silent |= answers.is_none();
-        let answers = answers.unwrap_or_else(|| some.iter().map(|_| Err(Failure::timed_out())).collect());
-        for ((claim, votes), answer) in some.iter().zip(answers) {
-            if answer.is_err() {
-                quorum.clean_up(index, claim, Remains::Lease { until }, false);
-            }
-            votes.cast(index, answer.map(|answer| answer & HELD != 0));
-        }
     }
 }
 
@@ -154,6 +107,21 @@ struct ReleaseRound {
 }
 
 impl ReleaseRound {
+    /// Sends the release to every node.
+    fn begin(quorum: &Arc<Quorum>, claim: &Claim, until: Moment) -> Arc<Self> {
+        let round = Arc::new(ReleaseRound {
+            quorum: quorum.clone(),
+            call: OnceLock::new(),
+            claim: claim.clone(),
+            until,
+            votes: Votes::new(quorum.nodes.len()),
+            sent: Moment::now(),
+            _urgent: quorum.urgent.token(),
+        });
+        round.send();
+        round
+    }
+
     fn send(self: &Arc<Self>) {
         let sink: Arc<dyn ReplySink> = self.clone();
         let connections: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.current()).collect();

@@ -1,13 +1,14 @@
 //! The renewal, the healing and the transfer of a lease.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use super::inspect::HeldName;
-use super::node::Renewal;
+use super::node::{Node, Renewal};
 use super::scripts::{HEAL, RELEASE, RENEW};
-use super::votes::{Answer, Count, Votes};
+use super::votes::{Answer, Count};
 use super::{PARTS, Quorum, VOTED};
 use crate::clock::Moment;
 use crate::engine::redis::keys::RECORD_KEPT_MS;
@@ -41,37 +42,27 @@ impl Quorum {
         let mut call = self.call(&RENEW, &PARTS, claim, claim.owner.as_str());
         call.arg(ttl.as_millis()).arg(ttl.as_millis() + RECORD_KEPT_MS);
         let call = Arc::new(call);
-        let extended = Arc::new(AtomicBool::new(false));
-        let votes = Arc::new(Votes::new(self.nodes.len()));
-        for index in 0..self.nodes.len() {
-            let (quorum, claim, call) = (self.clone(), claim.clone(), call.clone());
-            let (votes, extended) = (votes.clone(), extended.clone());
-            self.spawn(async move {
-                let answer = quorum.nodes[index].renewal(&call);
-                let Ok(answer) = tokio::time::timeout(limit, answer).await else {
-                    return;
-                };
-                let late = votes.cast(index, answer);
-                if matches!(late, Some(Ok(Renewal::Missing))) && extended.load(Ordering::Acquire) {
-                    heal(quorum, index, claim, sent, ttl).await;
+        let extended = CancellationToken::new();
+        let votes = self.request(limit, |node| {
+            let (quorum, claim, call, extended) = (self.clone(), claim.clone(), call.clone(), extended.clone());
+            async move {
+                let answer = node.renewal(&call).await;
+                if matches!(answer, Ok(Renewal::Missing)) {
+                    quorum.clone().spawn(async move {
+                        // The majority may answer later, or has answered already.
+                        if tokio::time::timeout(limit, extended.cancelled()).await.is_ok() {
+                            heal(quorum, node, claim, sent, ttl).await;
+                        }
+                    });
                 }
-            });
-        }
-        let (verdict, answers) = votes
-            .decide(limit, |answers| {
-                let verdict = Count::of(answers, |answer| *answer == Renewal::Extended).verdict();
-                // Before the votes are closed: a later answer reads it.
-                extended.store(verdict == Some(true), Ordering::Release);
-                verdict
-            })
-            .await;
+                answer
+            }
+        });
+        let decided = |answers: &[Answer<Renewal>]| Count::of(answers, |answer| *answer == Renewal::Extended).verdict();
+        let (verdict, answers) = votes.decide(limit, decided).await;
         match verdict {
             Some(true) => {
-                for (index, answer) in answers.iter().enumerate() {
-                    if matches!(answer, Some(Ok(Renewal::Missing))) {
-                        self.spawn(heal(self.clone(), index, claim.clone(), sent, ttl));
-                    }
-                }
+                extended.cancel();
                 Ok(Renewed::Extended)
             }
             Some(false) => Ok(Renewed::Lost),
@@ -133,7 +124,7 @@ impl Quorum {
 }
 
 /// Writes a lease back to a node, as the majority has it.
-async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl: Ttl) {
+async fn heal(quorum: Arc<Quorum>, node: Arc<Node>, claim: Claim, sent: Moment, ttl: Ttl) {
     let lifetime = quorum.lifetimes.join(&claim.owner);
     let Ok(Some(held)) = quorum.held_name(claim.keys()[0].as_str()).await else {
         return;
@@ -163,7 +154,6 @@ async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl
     if let Some(metadata) = &info.metadata {
         call.arg(metadata);
     }
-    let node = &quorum.nodes[index];
     let healed: Answer<i64> = tokio::time::timeout(LONGEST_HEAL, node.number(&HEAL, &call)).await.ok();
     if let Some(Err(failure)) = &healed {
         tracing::debug!(%failure, address = &*node.address, "a node could not be healed");

@@ -25,7 +25,8 @@ pub(super) struct RequestLifetime {
 impl RequestLifetime {
     /// Ends the lifetime: nothing of the requests may be left on any node.
     pub(super) fn end(&self) {
-        self.has_ended.store(true, Ordering::Release);
+        // Together with the mark of a late vote, one order: either side sees the other (`acquire/round.rs`).
+        self.has_ended.store(true, Ordering::SeqCst);
         self.ended.notify_waiters();
     }
 
@@ -38,7 +39,7 @@ impl RequestLifetime {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire)
+        self.has_ended.load(Ordering::SeqCst)
     }
 
     /// Returns whether the release was sent to a node on this connection: the node executes it after all earlier requests there.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::node::Node;
+use super::Quorum;
 use crate::engine::redis::error::{ENGINE, Failure};
 use crate::error::EngineError;
 
@@ -183,35 +183,34 @@ impl fmt::Display for NoMajority {
 
 impl StdError for NoMajority {}
 
-/// Returns the error of a request that no majority answered within `limit`.
-pub(super) fn no_majority<'n, T>(
-    op: &'static str,
-    nodes: impl Iterator<Item = &'n Node>,
-    answers: &[Answer<T>],
-    limit: Duration,
-) -> EngineError {
-    let total = answers.len();
-    let failures: Vec<_> = nodes
-        .zip(answers)
-        .filter_map(|(node, answer)| match answer {
-            Some(Ok(_)) => None,
-            Some(Err(failure)) => Some((node.address.clone(), Some(failure.clone()))),
-            None => Some((node.address.clone(), None)),
-        })
-        .collect();
-    // A retry can not succeed if the nodes without a permanent error are not a majority.
-    let permanent = failures
-        .iter()
-        .filter(|(_, failure)| failure.as_ref().is_some_and(|failure| !failure.retryable()))
-        .count();
-    let retryable = permanent <= total - majority(total);
-    let source = NoMajority {
-        nodes: total,
-        answered: total - failures.len(),
-        failures,
-        limit,
-    };
-    EngineError::new(ENGINE, op, retryable, source)
+impl Quorum {
+    /// Returns the error of a request that no majority answered within `limit`.
+    pub(super) fn no_majority<T>(&self, op: &'static str, answers: &[Answer<T>], limit: Duration) -> EngineError {
+        let total = answers.len();
+        let failures: Vec<_> = self
+            .nodes
+            .iter()
+            .zip(answers)
+            .filter_map(|(node, answer)| match answer {
+                Some(Ok(_)) => None,
+                Some(Err(failure)) => Some((node.address.clone(), Some(failure.clone()))),
+                None => Some((node.address.clone(), None)),
+            })
+            .collect();
+        // A retry can not succeed if the nodes without a permanent error are not a majority.
+        let permanent = failures
+            .iter()
+            .filter(|(_, failure)| failure.as_ref().is_some_and(|failure| !failure.retryable()))
+            .count();
+        let retryable = permanent <= total - majority(total);
+        let source = NoMajority {
+            nodes: total,
+            answered: total - failures.len(),
+            failures,
+            limit,
+        };
+        EngineError::new(ENGINE, op, retryable, source)
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use self::round::Round;
 use super::fence::{Proposal, agree};
 use super::node::{Busy, Vote};
 use super::scripts::RAISE;
-use super::votes::{Answer, Count, Votes};
+use super::votes::{Answer, Count};
 use super::{Quorum, VOTED};
 use crate::engine::attempt_queue::Permit;
 use crate::engine::redis::error::Failure;
@@ -164,14 +164,10 @@ impl Quorum {
             let mut call = self.call(&RAISE, &VOTED[..3], &round.claim, &round.value);
             call.arg(agreement.fence);
             let call = Arc::new(call);
-            let votes = Arc::new(Votes::new(agreement.behind.len()));
-            for (index, node) in agreement.behind.iter().enumerate() {
-                let (node, call, votes) = (self.nodes[*node].clone(), call.clone(), votes.clone());
-                self.spawn(async move {
-                    let answer = tokio::time::timeout(limit, node.number(&RAISE, &call)).await;
-                    votes.cast(index, answer.unwrap_or_else(|_| Err(Failure::timed_out())));
-                });
-            }
+            let votes = self.request_from(agreement.behind.into_iter(), limit, |node| {
+                let call = call.clone();
+                async move { node.number(&RAISE, &call).await }
+            });
             let raised = |answers: &[Answer<i64>]| Count::of(answers, |answer| *answer == 1);
             let enough = |answers: &[Answer<i64>]| (raised(answers).yes >= missing).then_some(());
             votes.decide(limit, enough).await.0?;

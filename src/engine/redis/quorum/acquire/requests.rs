@@ -40,8 +40,10 @@ pub(super) struct NodeRequest {
     confirmed: AtomicU8,
     /// Whether a task has repeated it, because the reply did not decide.
     is_repeated: AtomicBool,
-    /// Whether it was removed before it was sent.
-    is_cancelled: AtomicBool,
+    /// Whether the node gave its vote after the decision of the round.
+    pub(super) has_voted_late: AtomicBool,
+    /// Whether the node's clean-up list has a doubtful entry of this round.
+    pub(super) is_listed: AtomicBool,
 }
 
 /// The numbers of the replies of one node: that of the script, and those of the plain commands.
@@ -69,7 +71,8 @@ impl Quorum {
                     connection,
                     confirmed: AtomicU8::new(0),
                     is_repeated: AtomicBool::new(false),
-                    is_cancelled: AtomicBool::new(false),
+                    has_voted_late: AtomicBool::new(false),
+                    is_listed: AtomicBool::new(false),
                 }
             })
             .collect()
@@ -154,11 +157,6 @@ impl Round {
         self.requests[index].is_plain
     }
 
-    /// Returns whether the vote was removed before it was sent.
-    pub(super) fn is_cancelled_at(&self, index: usize) -> bool {
-        self.requests[index].is_cancelled.load(Relaxed)
-    }
-
     /// Returns the connection on which a node's vote is in flight, if any: the node executes later requests there after it.
     pub(super) fn connection(&self, index: usize) -> Option<&Arc<Connection>> {
         let request = &self.requests[index];
@@ -185,12 +183,8 @@ impl Round {
 
 impl ReplySink for Round {
     /// Returns whether to remove a vote: its round has ended.
-    fn is_cancelled(&self, number: usize) -> bool {
-        let has_ended = self.lifetime.has_ended();
-        if has_ended {
-            self.requests[number / REPLIES].is_cancelled.store(true, Relaxed);
-        }
-        has_ended
+    fn is_cancelled(&self, _number: usize) -> bool {
+        self.lifetime.has_ended()
     }
 
     fn on_reply(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {

@@ -1,22 +1,18 @@
 //! Rolls back votes that did not lead to a grant, also those with a late or lost answer.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 use redis::Cmd;
-use redis::{RedisResult, Value};
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::super::Quorum;
 use super::super::cleanup::Remains;
 use super::super::node::Vote;
 use super::super::scripts::ROLLBACK;
-use super::super::votes::Count;
 use super::super::votes::{Answer, Votes};
 use super::round::Round;
 use crate::engine::redis::keys::Part;
-use crate::engine::redis::wire::ReplySink;
 use crate::model::Claim;
 
 impl Quorum {
@@ -50,56 +46,27 @@ impl Quorum {
     }
 }
 
-/// A rollback behind a vote on the same connection.
-struct FollowingRollback {
-    round: Arc<Round>,
-    _urgent: TaskTrackerToken,
-}
-
-impl ReplySink for FollowingRollback {
-    fn on_reply(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
-        // The server does not know the script; or the connection has ended, and the vote may still be executed.
-        if reply.is_err() {
-            self.round.roll_back_later(index, true);
-        }
-    }
-
-    fn is_cancelled(&self, index: usize) -> bool {
-        self.round.is_cancelled_at(index)
-    }
-}
-
 impl Round {
     /// Ends the round, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
-    /// An unsent vote is never sent: the connection removes it before its next write. Where a node has not answered, the
-    /// rollback follows the vote on the same connection, or the clean-up list of the node sends it. If most nodes have refused,
-    /// such a vote is rolled back only when its answer comes (`round.rs`). A node that refused has nothing of the
-    /// round: a vote is for all names or for none.
-    pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
+    /// An unsent vote is never sent: the connection removes it before its next write. A vote that is in flight is rolled back when
+    /// its answer comes (`round.rs`), or by the clean-up list of its node when the connection has ended. A node that refused has
+    /// nothing of the round: a vote is for all names or for none.
+    pub(super) fn abandon(&self, answers: &[Answer<Vote>]) -> Vec<usize> {
         self.lifetime.end();
-        let is_refused = Count::of(answers, |vote| matches!(vote, Vote::Granted { .. })).verdict() == Some(false);
         let mut voted = Vec::new();
         for (index, answer) in answers.iter().enumerate() {
-            match answer {
-                Some(answer) if self.may_hold_vote(index, answer) => voted.push(index),
-                Some(_) => {}
-                None => {
-                    let Some(connection) = self.connection(index) else {
-                        // The task of the vote reacts to the end of the request lifetime.
-                        continue;
-                    };
-                    connection.wire.caller_left();
-                    if !is_refused {
-                        let behind: Arc<dyn ReplySink> = Arc::new(FollowingRollback {
-                            round: self.clone(),
-                            _urgent: self.quorum.urgent.token(),
-                        });
-                        let call = self.quorum.rollback_call(&self.claim, &self.value);
-                        connection.wire.call_to_sink(&behind, index, &call);
-                    }
-                }
+            let may_hold_vote = match answer {
+                Some(answer) => self.may_hold_vote(index, answer),
+                None => self.requests[index].has_voted_late.load(SeqCst),
+            };
+            if may_hold_vote {
+                voted.push(index);
+            } else if answer.is_none()
+                && let Some(connection) = self.connection(index)
+            {
+                connection.wire.caller_left();
             }
         }
         voted
@@ -108,30 +75,18 @@ impl Round {
     /// Rolls back a vote that arrived, or may arrive, after the end of its round.
     pub(super) fn roll_back_later(&self, index: usize, is_doubtful: bool) {
         // One doubtful entry is enough, because it is repeated.
-        let listed = &self.listed[index];
+        let listed = &self.requests[index].is_listed;
         let is_listed = if is_doubtful {
             listed.swap(true, Relaxed)
         } else {
             listed.load(Relaxed)
         };
         if !is_listed {
-            self.quorum.clean_up(index, &self.claim, self.remains(), is_doubtful);
-        }
-    }
-
-    /// Adds a rollback for a failed request that the node may still execute.
-    pub(super) fn watch_doubtful(&self, index: usize) {
-        if self.lifetime.has_ended() {
-            self.roll_back_later(index, true);
-        } else if !self.listed[index].swap(true, Relaxed) {
-            self.quorum.clean_up_later(index, &self.claim, self.remains());
-        }
-    }
-
-    fn remains(&self) -> Remains {
-        Remains::Vote {
-            value: self.value.as_str().into(),
-            lifetime: self.lifetime.clone(),
+            let remains = Remains::Vote {
+                value: self.value.as_str().into(),
+                lifetime: self.lifetime.clone(),
+            };
+            self.quorum.clean_up(index, &self.claim, remains, is_doubtful);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A vote is requested by `acquire.lua`, or by plain commands (`requests.rs`).
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
 use redis::{Cmd, Value};
@@ -29,8 +29,6 @@ pub(super) struct Round {
     pub(super) value: String,
     pub(super) lifetime: Arc<RequestLifetime>,
     pub(super) votes: Votes<Vote>,
-    /// For each node, whether its clean-up list has a doubtful entry of this round.
-    pub(super) listed: Box<[AtomicBool]>,
     /// Keeps the attempt counted until its last vote is answered or its connection has ended.
     permit: OnceLock<Permit>,
     /// The estimate of the nodes' clocks, in µs.
@@ -52,7 +50,6 @@ impl Round {
             number,
             lifetime,
             votes: Votes::new(quorum.nodes.len()),
-            listed: quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
             permit: OnceLock::new(),
             floor,
             requests: quorum.plan_requests(claim, floor, is_first),
@@ -158,12 +155,13 @@ impl Round {
         let is_doubtful = matches!(&vote, Err(failure) if may_still_execute(failure));
         let late = self.votes.cast(index, vote);
         if is_doubtful {
-            self.watch_doubtful(index);
-        } else if late.is_some_and(|vote| self.may_hold_vote(index, &vote))
-            && self.lifetime.has_ended()
-            && !self.is_rolled_back_by_release(index)
-        {
-            self.roll_back_later(index, false);
+            self.roll_back_later(index, true);
+        } else if late.is_some_and(|vote| self.may_hold_vote(index, &vote)) {
+            // Before the check of the lifetime: code that ends it reads this.
+            self.requests[index].has_voted_late.store(true, SeqCst);
+            if self.lifetime.has_ended() && !self.is_rolled_back_by_release(index) {
+                self.roll_back_later(index, false);
+            }
         }
     }
 }
