@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{Either, ready};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -37,7 +37,7 @@ mod tests;
 pub use acquire::{BusyLock, Outcome};
 pub use event::{Event, EventKind, EventSink, Stats};
 use lease::Grant;
-pub use lease::{Lease, LossSink, ReleaseOutcome};
+pub use lease::{Lease, LossSink};
 pub use options::{AcquireOptions, Wait};
 
 use abandoned::AbandonedClaim;
@@ -78,7 +78,6 @@ impl Locks {
             stall_detector,
             counters: Counters::default(),
             scheduler: RenewalScheduler::default(),
-            op_ended: Notify::new(),
             last_arrival: AtomicU64::new(0),
             attempts: ordered_attempts::Attempts::default(),
             local_fifos: Arc::default(),
@@ -175,36 +174,30 @@ impl Locks {
         })
     }
 
-    /// Releases a lease of [`Locks::acquire_by_name`]: `releaseLock` in JavaScript. Returns `NotHeld` when this service does not
+    /// Releases a lease of [`Locks::acquire_by_name`]: `releaseLock` in JavaScript. Returns `false` when this service does not
     /// hold such a lease.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub fn release_by_name(
-        &self,
-        name: &Key,
-    ) -> impl Future<Output = Result<ReleaseOutcome, LockError>> + Send + use<> {
+    pub fn release_by_name(&self, name: &Key) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
         if let Err(closed) = self.shared.begin_holders_call() {
             return Either::Left(ready(Err(closed)));
         }
         let lease = self.shared.leases_by_name.lock().remove(name);
         match lease {
             Some(lease) => Either::Right(self.release(&lease)),
-            None => Either::Left(ready(Ok(ReleaseOutcome::NotHeld))),
+            None => Either::Left(ready(Ok(false))),
         }
     }
 
-    /// Releases a lease.
+    /// Releases a lease. Returns whether this call released it: `false` when it was released before, or is lost.
     ///
     /// # Behavior
     /// The call ends the lease in this process at once. The future releases it in the store.
     ///
     /// # Errors
     /// `LOCK_STORE`. The release is then repeated in the background until the lease has expired.
-    pub fn release(
-        &self,
-        lease: &Arc<Lease>,
-    ) -> impl Future<Output = Result<ReleaseOutcome, LockError>> + Send + use<> {
+    pub fn release(&self, lease: &Arc<Lease>) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
         let (shared, lease) = (self.shared.clone(), lease.clone());
         let start = lease.begin_release(&shared);
         async move { lease.finish_release(&shared, &start).await }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,8 +34,6 @@ pub(super) struct Shared {
     pub(super) stall_detector: Arc<StallDetector>,
     pub(super) counters: Counters,
     pub(super) scheduler: RenewalScheduler,
-    /// Notified when an operation of a lease ends for which others wait (`lease/op_guard.rs`).
-    pub(super) op_ended: Notify,
     /// The arrival number of the newest call.
     pub(super) last_arrival: AtomicU64,
     /// The order of local waiters if the store keeps a queue (`attempts`), and if it keeps none (`local_fifos`).
@@ -117,14 +115,16 @@ impl Shared {
 
     /// Emits the event of a call that ended without a lease.
     pub(super) fn emit_end(&self, outcome: &Result<Outcome, LockError>, names: Names, waited: Duration) {
-        let kind = match outcome {
+        let (kind, error) = match outcome {
             Ok(Outcome::Acquired(_)) => return,
-            Ok(Outcome::Busy(_)) => EventKind::Timeout,
-            Ok(Outcome::Aborted) => EventKind::Aborted,
-            Err(error) => return self.emit(|| Event::failed(names, waited, error)),
+            Ok(Outcome::Busy(_)) => (EventKind::Timeout, None),
+            Ok(Outcome::Aborted) => (EventKind::Aborted, None),
+            Err(error) => (EventKind::Failed, Some(error)),
         };
         self.emit(|| Event {
             duration: Some(waited),
+            reason: error.map(|error| error.message.as_str().into()),
+            code: error.map(|error| error.code),
             ..Event::new(kind, Some(names))
         });
     }

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::Acquisition;
-use super::wait::Cancellation;
+use super::{Acquisition, End, Outcome};
 use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::error::{EngineError, LockError};
@@ -27,7 +26,8 @@ pub(super) enum AttemptOutcome {
     Failed(EngineError),
     /// The store did not answer within its timeout.
     TimedOut,
-    Cancelled(Cancellation),
+    /// The call was cancelled, or its deadline has passed.
+    Ended(End),
 }
 
 impl From<Result<Arc<Lease>, LockError>> for AttemptOutcome {
@@ -76,9 +76,9 @@ impl Acquisition {
                     AttemptOutcome::Failed(error)
                 }
             },
-            cancellation = self.cancelled() => AttemptOutcome::Cancelled(cancellation),
+            end = self.cancelled() => AttemptOutcome::Ended(end),
             () = sleep_until(end) => if grace_end == Some(end) {
-                AttemptOutcome::Cancelled(Cancellation::DeadlinePassed)
+                AttemptOutcome::Ended(Ok(Outcome::Busy(None)))
             } else {
                 shared.store_failed(&shared.engine.no_answer("acquire", self.store_timeout));
                 AttemptOutcome::TimedOut

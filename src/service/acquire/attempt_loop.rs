@@ -5,16 +5,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::attempt::AttemptOutcome;
-use super::{Acquisition, Outcome, wait};
+use super::{Acquisition, End, Outcome, wait};
 use crate::backoff::Backoff;
 use crate::engine::{HandOff, Subscription};
 use crate::error::{EngineError, LockError};
 use crate::model::Key;
 use crate::service::lease::Grant;
 use crate::service::local_fifo::Position;
-
-/// The end of an acquisition.
-type End = Result<Outcome, LockError>;
 
 /// What is kept between two attempts.
 struct LoopState {
@@ -87,7 +84,7 @@ impl Acquisition {
                     let of_first = || state.position.as_ref()?.last_error();
                     Some(Err(self.no_answer(state.last_error.take().or_else(of_first))))
                 }
-                AttemptOutcome::Cancelled(cancellation) => Some(cancellation.into_outcome()),
+                AttemptOutcome::Ended(end) => Some(end),
             };
             if let Some(end) = end {
                 return end;
@@ -187,7 +184,7 @@ impl Acquisition {
         // Also past the deadline: the call waits for an answer of the store, not for the lock.
         tokio::select! {
             biased;
-            cancellation = self.cancelled() => Some(cancellation.into_outcome()),
+            end = self.cancelled() => Some(end),
             () = tokio::time::sleep(delay) => None,
         }
     }

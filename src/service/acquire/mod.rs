@@ -53,6 +53,9 @@ pub enum Outcome {
     Aborted,
 }
 
+/// The end of an acquisition.
+type End = Result<Outcome, LockError>;
+
 /// An acquisition in progress.
 pub(super) struct Acquisition {
     shared: Arc<Shared>,
@@ -132,7 +135,7 @@ impl Acquisition {
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub(super) async fn run(&mut self) -> Result<Outcome, LockError> {
+    pub(super) async fn run(&mut self) -> End {
         let waits = self.claim.waiting;
         // Most calls end with their first attempt. The loop is a large future, which they do not need.
         let outcome = if self.is_aborted() {

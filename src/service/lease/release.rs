@@ -31,22 +31,6 @@ pub(in crate::service) enum ReleaseStart {
     ),
 }
 
-/// The outcome of a release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReleaseOutcome {
-    /// This call released the lock.
-    Freed,
-    /// The lock was released before, or is lost.
-    NotHeld,
-}
-
-impl ReleaseOutcome {
-    /// Whether this call released the lock.
-    pub fn is_freed(self) -> bool {
-        self == ReleaseOutcome::Freed
-    }
-}
-
 impl Lease {
     /// Ends the lease in this process: the first step.
     pub(in crate::service) fn begin_release(&self, shared: &Shared) -> ReleaseStart {
@@ -73,17 +57,17 @@ impl Lease {
         ReleaseStart::Held(token)
     }
 
-    /// Returns the loss of a lease whose release returned [`ReleaseOutcome::NotHeld`], and that no caller had released before.
+    /// Returns the loss of a lease whose release returned `false`, and that no caller had released before.
     pub fn lost_at_release(&self, is_closed: bool) -> LockError {
         self.lost(if is_closed { SERVICE_CLOSED } else { GONE_AT_RELEASE })
     }
 
-    /// Releases the lease in the store: the second step.
+    /// Releases the lease in the store: the second step. Returns whether this call released it.
     ///
     /// # Behavior
     /// When the store fails, the release is repeated in the background until the lease has expired.
     ///
-    /// `Freed` is an assumption in two cases in which the store no longer has the lock. The reply to a request was lost, and the
+    /// `true` is an assumption in two cases in which the store no longer has the lock. The reply to a request was lost, and the
     /// repeated request finds the lock gone: the first one released it, unless the store lost its data. Or the answer came after
     /// the end of the lease: the lease expired before the store executed the release, and until this call the caller had the
     /// lock. A release leaves nothing in the store by which these cases differ from a loss.
@@ -94,14 +78,14 @@ impl Lease {
         self: &Arc<Self>,
         shared: &Arc<Shared>,
         start: &ReleaseStart,
-    ) -> Result<ReleaseOutcome, LockError> {
+    ) -> Result<bool, LockError> {
         match start {
             ReleaseStart::Held(_) => {
-                let outcome = self.release_in_store(shared, true).await?;
-                self.emit_released(shared, outcome != ReleaseOutcome::NotHeld);
-                Ok(outcome)
+                let is_freed = self.release_in_store(shared, true).await?;
+                self.emit_released(shared, is_freed);
+                Ok(is_freed)
             }
-            ReleaseStart::AlreadyReleased => Ok(ReleaseOutcome::NotHeld),
+            ReleaseStart::AlreadyReleased => Ok(false),
             ReleaseStart::Lost(loss, _) => {
                 self.lose(shared, loss.clone());
                 if !shared.closing.is_cancelled() {
@@ -109,7 +93,7 @@ impl Lease {
                     // abandoned claims releases it.
                     self.release_in_store(shared, false).await?;
                 }
-                Ok(ReleaseOutcome::NotHeld)
+                Ok(false)
             }
         }
     }
@@ -157,18 +141,14 @@ impl Lease {
     }
 
     /// Releases the lease in the store. `was_held`: it was held when its release was called.
-    async fn release_in_store(
-        self: &Arc<Self>,
-        shared: &Arc<Shared>,
-        was_held: bool,
-    ) -> Result<ReleaseOutcome, LockError> {
+    async fn release_in_store(self: &Arc<Self>, shared: &Arc<Shared>, was_held: bool) -> Result<bool, LockError> {
         let mut timeout = shared.store_timeout;
         // A renewal without an answer delays the release by at most half of the timeout. A renewal never re-creates the lock.
-        let _guard = match self.try_begin_op(shared) {
-            Some(guard) => Some(guard),
-            None => {
+        let _guard = match self.op.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(_) => {
                 let started = tokio::time::Instant::now();
-                let guard = tokio::time::timeout(timeout / 2, self.begin_op(shared)).await.ok();
+                let guard = tokio::time::timeout(timeout / 2, self.op.lock()).await.ok();
                 timeout = timeout.saturating_sub(started.elapsed());
                 guard
             }
@@ -197,10 +177,7 @@ impl Lease {
                 if self.doubtful || is_assumed && min_hold_until.is_some() {
                     in_background();
                 }
-                Ok(match answer {
-                    Released::NotHeld if !is_assumed => ReleaseOutcome::NotHeld,
-                    Released::NotHeld | Released::Freed => ReleaseOutcome::Freed,
-                })
+                Ok(answer == Released::Freed || is_assumed)
             }
             Err(error) => {
                 in_background();
