@@ -200,7 +200,12 @@ impl Locks {
     pub fn release(&self, lease: &Arc<Lease>) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
         let (shared, lease) = (self.shared.clone(), lease.clone());
         let start = lease.begin_release(&shared);
-        async move { lease.finish_release(&shared, &start).await }
+        async move {
+            match &start {
+                Some(start) => lease.finish_release(&shared, start).await,
+                None => Ok(false),
+            }
+        }
     }
 
     /// Extends a lease to at least `ttl` from now on. Never shortens it.

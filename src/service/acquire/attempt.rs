@@ -16,9 +16,8 @@ use crate::service::ordered_attempts::attempt_in_order;
 
 /// The outcome of one attempt.
 pub(super) enum AttemptOutcome {
-    Granted(Arc<Lease>),
-    /// The lease ended before the grant arrived.
-    TooLate(LockError),
+    /// An error: the lease ended before the grant arrived.
+    Granted(Result<Arc<Lease>, LockError>),
     Held {
         key: Key,
         retry_after: Option<Duration>,
@@ -28,12 +27,6 @@ pub(super) enum AttemptOutcome {
     TimedOut,
     /// The call was cancelled, or its deadline has passed.
     Ended(End),
-}
-
-impl From<Result<Arc<Lease>, LockError>> for AttemptOutcome {
-    fn from(lease: Result<Arc<Lease>, LockError>) -> Self {
-        lease.map_or_else(AttemptOutcome::TooLate, AttemptOutcome::Granted)
-    }
 }
 
 impl Acquisition {
@@ -65,7 +58,7 @@ impl Acquisition {
                 Ok(Acquired::Granted { fence }) => {
                     shared.events.store_answered();
                     let sent = claim.sent_at().unwrap_or(began);
-                    return self.create_lease(fence, Grant::Requested { sent }).into();
+                    return AttemptOutcome::Granted(self.create_lease(fence, Grant::Requested { sent }));
                 }
                 Ok(Acquired::Held { key, retry_after }) => {
                     shared.events.store_answered();

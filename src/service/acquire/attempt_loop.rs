@@ -70,13 +70,13 @@ impl Acquisition {
                 Some(outcome) => outcome,
                 None => self.attempt(since).await,
             };
-            if let AttemptOutcome::Granted(_) | AttemptOutcome::TooLate(_) | AttemptOutcome::Held { .. } = outcome {
+            if let AttemptOutcome::Granted(_) | AttemptOutcome::Held { .. } = outcome {
                 (state.unanswered_since, state.last_error) = (None, None);
                 state.position.iter().for_each(|position| position.answered(since));
             }
             let end = match outcome {
-                AttemptOutcome::Granted(lease) => Some(Ok(Outcome::Acquired(lease))),
-                AttemptOutcome::TooLate(too_late) => self.after_late_grant(&mut state, too_late).await,
+                AttemptOutcome::Granted(Ok(lease)) => Some(Ok(Outcome::Acquired(lease))),
+                AttemptOutcome::Granted(Err(too_late)) => self.after_late_grant(&mut state, too_late).await,
                 AttemptOutcome::Held { key, retry_after } => self.after_busy(&mut state, key, retry_after).await,
                 AttemptOutcome::Failed(error) => self.after_failure(&mut state, error, since).await,
                 AttemptOutcome::TimedOut => {
@@ -163,7 +163,8 @@ impl Acquisition {
         // It may have arrived before the answer. Then the server executed the attempt before the hand-off, or the grant ended early
         // in the store (a forced release), which its first renewal detects as for every lease.
         let HandOff { fence, until } = state.subscription.as_mut()?.take_hand_off()?;
-        state.next = Some(self.create_lease(fence, Grant::HandedOff { until }).into());
+        let lease = self.create_lease(fence, Grant::HandedOff { until });
+        state.next = Some(AttemptOutcome::Granted(lease));
         None
     }
 

@@ -146,7 +146,7 @@ impl Acquisition {
             // Before the first attempt: it may enter the queue, and a hand-off would be lost.
             let subscription = if waits { self.subscribe_to_first().await } else { None };
             match self.attempt(self.started).await {
-                AttemptOutcome::Granted(lease) => Ok(Outcome::Acquired(lease)),
+                AttemptOutcome::Granted(Ok(lease)) => Ok(Outcome::Acquired(lease)),
                 AttemptOutcome::Held { key, .. } if !waits => {
                     self.busy_name = Some(key);
                     Ok(Outcome::Busy(None))

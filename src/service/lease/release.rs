@@ -17,44 +17,41 @@ use crate::service::event::{EventKind, add, sub};
 const SERVICE_CLOSED: &str = "its LockService was closed";
 const GONE_AT_RELEASE: &str = "the store no longer had it when it was released, before the end of its lease";
 
-/// The state of a lease at its release. A close waits for the second step while the token exists.
+/// The first step of a release. A close waits for the second step while the token exists.
 #[derive(Debug)]
-pub(in crate::service) enum ReleaseStart {
-    /// The lease was held.
-    Held(#[expect(dead_code, reason = "held, not read")] TaskTrackerToken),
-    /// It was released before, or the close releases it.
-    AlreadyReleased,
-    /// It is lost.
-    Lost(
-        LockError,
-        #[expect(dead_code, reason = "held, not read")] TaskTrackerToken,
-    ),
+pub(in crate::service) struct ReleaseStart {
+    _call: TaskTrackerToken,
+    /// `None`: the lease was held.
+    loss: Option<LockError>,
 }
 
 impl Lease {
-    /// Ends the lease in this process: the first step.
-    pub(in crate::service) fn begin_release(&self, shared: &Shared) -> ReleaseStart {
+    /// Ends the lease in this process: the first step. `None`: it was released before, or the close releases it.
+    pub(in crate::service) fn begin_release(&self, shared: &Shared) -> Option<ReleaseStart> {
         // The token comes first: a close that starts after it waits for this release.
-        let token = shared.calls.token();
+        let _call = shared.calls.token();
         if shared.closing.is_cancelled() {
             self.state.lock().is_released_by_holder = true;
-            return ReleaseStart::AlreadyReleased;
+            return None;
         }
-        {
+        let loss = {
             let mut state = self.state.lock();
             match &state.phase {
-                Phase::Released => return ReleaseStart::AlreadyReleased,
-                Phase::Lost(loss) => return ReleaseStart::Lost(LockError::clone(loss), token),
-                Phase::Held if state.deadline.is_past() => return ReleaseStart::Lost(self.expired(&state), token),
+                Phase::Released => return None,
+                Phase::Lost(loss) => Some(LockError::clone(loss)),
+                Phase::Held if state.deadline.is_past() => Some(self.expired(&state)),
                 Phase::Held => {
                     state.phase = Phase::Released;
                     state.on_loss = None;
+                    None
                 }
             }
+        };
+        if loss.is_none() {
+            shared.scheduler.remove(self);
+            sub(&shared.counters.held);
         }
-        shared.scheduler.remove(self);
-        sub(&shared.counters.held);
-        ReleaseStart::Held(token)
+        Some(ReleaseStart { _call, loss })
     }
 
     /// Returns the loss of a lease whose release returned `false`, and that no caller had released before.
@@ -79,23 +76,18 @@ impl Lease {
         shared: &Arc<Shared>,
         start: &ReleaseStart,
     ) -> Result<bool, LockError> {
-        match start {
-            ReleaseStart::Held(_) => {
-                let is_freed = self.release_in_store(shared, true).await?;
-                self.emit_released(shared, is_freed);
-                Ok(is_freed)
-            }
-            ReleaseStart::AlreadyReleased => Ok(false),
-            ReleaseStart::Lost(loss, _) => {
-                self.lose(shared, loss.clone());
-                if !shared.closing.is_cancelled() {
-                    // The lease in the store may last a little longer than the local deadline. During a close the list of
-                    // abandoned claims releases it.
-                    self.release_in_store(shared, false).await?;
-                }
-                Ok(false)
-            }
+        let Some(loss) = &start.loss else {
+            let is_freed = self.release_in_store(shared, true).await?;
+            self.emit_released(shared, is_freed);
+            return Ok(is_freed);
+        };
+        self.lose(shared, loss.clone());
+        if !shared.closing.is_cancelled() {
+            // The lease in the store may last a little longer than the local deadline. During a close the list of
+            // abandoned claims releases it.
+            self.release_in_store(shared, false).await?;
         }
+        Ok(false)
     }
 
     /// Ends the lease for a close: the first step reports it as lost. Returns whether the second step has to release it.
