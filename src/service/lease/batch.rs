@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::MutexGuard;
-
+use super::op_guard::OpGuard;
 use super::{Lease, Phase};
 use crate::clock::Moment;
 use crate::engine::Renewal;
@@ -17,7 +16,7 @@ struct InFlight<'a> {
     /// The requested ttl.
     ttl: Ttl,
     /// `None`: the first renewal after a hand-off. A release does not wait for its answer.
-    _guard: Option<MutexGuard<'a, ()>>,
+    _guard: Option<OpGuard<'a>>,
 }
 
 /// Renews leases, and schedules the next event of each one when its answer arrives.
@@ -29,7 +28,7 @@ pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc
     let mut in_flight = Vec::with_capacity(leases.len());
     let mut renewals = Vec::with_capacity(leases.len());
     for lease in &leases {
-        match lease.begin_renewal() {
+        match lease.begin_renewal(&shared) {
             Some(renewal) => {
                 renewals.push(Renewal {
                     claim: &lease.claim,
@@ -61,12 +60,14 @@ pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc
 
 impl Lease {
     /// Begins a renewal, unless the lease has ended or another operation is in progress.
-    fn begin_renewal(self: &Arc<Self>) -> Option<InFlight<'_>> {
-        let mut state = self.state.lock();
-        let Ok(guard) = self.op.try_lock() else {
-            state.delay_renewal();
+    fn begin_renewal<'a>(self: &'a Arc<Self>, shared: &'a Shared) -> Option<InFlight<'a>> {
+        let Some(guard) = self.try_begin_op(shared) else {
+            self.state.lock().delay_renewal();
             return None;
         };
+        let is_short = self.state.lock().is_short;
+        let guard = Some(guard).filter(|_| !is_short);
+        let state = self.state.lock();
         if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
             return None;
         }
@@ -74,7 +75,7 @@ impl Lease {
         Some(InFlight {
             lease: self,
             ttl,
-            _guard: (!state.is_short).then_some(guard),
+            _guard: guard,
         })
     }
 }
