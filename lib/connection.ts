@@ -93,16 +93,7 @@ export function fullName({ prefix }: Connection, name: string): string {
   return prefix + name
 }
 
-/** @internal Makes the native call of `acquireLock`. */
-export async function acquireByName({ native, prefix }: Connection, name: string, ttlMs: number): Promise<boolean> {
-  try {
-    return await native.acquireByName(name, ttlMs)
-  } catch (thrown) {
-    throw fromNative(thrown, prefix)
-  }
-}
-
-/** @internal Makes the native call of the other acquisitions. Resolves to `null` if a name is busy. */
+/** @internal Makes the native call of all acquisitions but `acquireLock`. Resolves to `null` if a name is busy. */
 export async function acquire(
   connection: Connection,
   names: string | string[],

@@ -118,6 +118,15 @@ export function fromNative(thrown: unknown, prefix: string): unknown {
   return typeof thrown === 'string' ? errorOf(thrown, prefix) : thrown
 }
 
+/** @internal Awaits a native call. Throws the `LockError` of its rejection. */
+export async function answerOf<T>(call: Promise<T>, prefix = ''): Promise<T> {
+  try {
+    return await call
+  } catch (thrown) {
+    throw fromNative(thrown, prefix)
+  }
+}
+
 /** @internal Creates the error of an invalid argument. */
 export function invalid(argument: string, rule: string, got: string): LockError {
   return new LockError('LOCK_INVALID_ARGUMENT', `${argument} ${rule}, got ${got}`)

@@ -1,4 +1,4 @@
-import { fromNative, LockError, warn } from './errors.js'
+import { answerOf, LockError, warn } from './errors.js'
 import { native } from './native.js'
 import { ttlOf } from './durations.js'
 import { LossSignal } from './signals.js'
@@ -146,11 +146,7 @@ export class Lock implements AsyncDisposable {
       const message = `the lock ${JSON.stringify(this.name)} is lost: it was released`
       throw new LockError('LOCK_LOST', message, { key: this.name })
     }
-    try {
-      await native.extend(this.#id, ms)
-    } catch (thrown) {
-      throw fromNative(thrown, this.#prefix)
-    }
+    await answerOf(native.extend(this.#id, ms), this.#prefix)
   }
 
   /**
@@ -165,9 +161,7 @@ export class Lock implements AsyncDisposable {
    */
   async release(): Promise<boolean> {
     try {
-      return this.#end(await native.release(this.#id))
-    } catch (thrown) {
-      throw fromNative(thrown, this.#prefix)
+      return this.#end(await answerOf(native.release(this.#id), this.#prefix))
     } finally {
       this.#signal?.released()
     }

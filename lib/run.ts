@@ -48,53 +48,40 @@ export function using<T>(
   second: unknown,
   third: unknown,
 ): Promise<T | Attempt<T>> {
-  return traceUsing(
-    connection,
-    kind,
-    () => names,
-    (run) => usingWith(connection, kind, names, second, third, run),
-  )
-}
-
-async function usingWith<T>(
-  connection: Connection,
-  kind: Kind,
-  names: unknown,
-  second: unknown,
-  third: unknown,
-  run: Run,
-): Promise<T | Attempt<T>> {
-  const isOnce = kind === 'oncePer'
-  const wanted = isOnce ? nameOf(names) : namesOf(names)
-  const isShort = typeof second === 'function' && third === undefined
-  const options = isShort ? undefined : fields('options', second, isOnce ? ONCE : ACQUIRE)
-  const job = callback<Job<T>>('fn', isShort ? second : third)
-  const periodMs = isOnce ? positiveMs('periodMs', options?.['periodMs']) : 0
-  const request = requestOf(options, connection.renews)
-  if (isOnce) request.more = { ...UNLIMITED, ...request.more }
-  if (kind !== 'using' && Number.isNaN(request.waitMs)) request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2)
-  let lock: Lock
-  try {
-    lock = (await traceAcquire(connection, kind, wanted, () => acquire(connection, wanted, request, REJECT_BUSY)))!
-  } catch (thrown) {
-    // The reason of the caller's signal may be a `LOCK_TIMEOUT` of another call.
-    if (kind === 'using' || !isLockError(thrown, 'LOCK_TIMEOUT') || thrown === request.signal?.reason) throw thrown
-    return { ran: false, holder: thrown.holder }
-  }
-  begin(connection)
-  let value: T
-  try {
-    value = await run(() => job(lock))
-  } catch (cause) {
+  const acquireAndRun = async (run: Run): Promise<T | Attempt<T>> => {
+    const isOnce = kind === 'oncePer'
+    const wanted = isOnce ? nameOf(names) : namesOf(names)
+    const isShort = typeof second === 'function' && third === undefined
+    const options = isShort ? undefined : fields('options', second, isOnce ? ONCE : ACQUIRE)
+    const job = callback<Job<T>>('fn', isShort ? second : third)
+    const periodMs = isOnce ? positiveMs('periodMs', options?.['periodMs']) : 0
+    const request = requestOf(options, connection.renews)
+    if (isOnce) request.more = { ...UNLIMITED, ...request.more }
+    if (kind !== 'using' && Number.isNaN(request.waitMs)) request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2)
+    let lock: Lock
+    try {
+      lock = (await traceAcquire(connection, kind, wanted, () => acquire(connection, wanted, request, REJECT_BUSY)))!
+    } catch (thrown) {
+      // The reason of the caller's signal may be a `LOCK_TIMEOUT` of another call.
+      if (kind === 'using' || !isLockError(thrown, 'LOCK_TIMEOUT') || thrown === request.signal?.reason) throw thrown
+      return { ran: false, holder: thrown.holder }
+    }
+    begin(connection)
+    let value: T
+    try {
+      value = await run(() => job(lock))
+    } catch (cause) {
+      const loss = await finish(connection, lock)
+      if (loss === null) throw cause
+      throw errorOf(loss, connection.prefix, { cause })
+    }
+    // Not before: after an error, another process may run the job at once.
+    if (isOnce) holdAtLeast(lock, periodMs)
     const loss = await finish(connection, lock)
-    if (loss === null) throw cause
-    throw errorOf(loss, connection.prefix, { cause })
+    if (loss !== null) throw errorOf(loss, connection.prefix)
+    return kind === 'using' ? value : { ran: true, value }
   }
-  // Not before: after an error, another process may run the job at once.
-  if (isOnce) holdAtLeast(lock, periodMs)
-  const loss = await finish(connection, lock)
-  if (loss !== null) throw errorOf(loss, connection.prefix)
-  return kind === 'using' ? value : { ran: true, value }
+  return traceUsing(connection, kind, () => names, acquireAndRun)
 }
 
 /**
@@ -106,41 +93,34 @@ export function acquireAndExecute<T>(
   second: unknown,
   third: unknown,
 ): Promise<T | undefined> {
-  const name = () => (isObject(first) ? first['name'] : first)
-  return traceUsing(connection, 'acquireAndExecute', name, (run) => execute(connection, first, second, third, run))
-}
-
-async function execute<T>(
-  connection: Connection,
-  first: unknown,
-  second: unknown,
-  third: unknown,
-  run: Run,
-): Promise<T | undefined> {
-  let name: string
-  let request: Request
-  let fn: unknown
-  if (isObject(first)) {
-    const options = fields('options', first, EXECUTE)!
-    name = nameOf(options['name'])
-    request = requestOf(options, false)
-    fn = second
-  } else {
-    name = nameOf(first)
-    request = requestOf(undefined, false)
-    const isShort = third === undefined && typeof second === 'function'
-    if (!isShort && second !== undefined) request.ttlMs = secondsOf(second)
-    fn = isShort ? second : third
+  const acquireAndRun = async (run: Run): Promise<T | undefined> => {
+    let name: string
+    let request: Request
+    let fn: unknown
+    if (isObject(first)) {
+      const options = fields('options', first, EXECUTE)!
+      name = nameOf(options['name'])
+      request = requestOf(options, false)
+      fn = second
+    } else {
+      name = nameOf(first)
+      request = requestOf(undefined, false)
+      const isShort = third === undefined && typeof second === 'function'
+      if (!isShort && second !== undefined) request.ttlMs = secondsOf(second)
+      fn = isShort ? second : third
+    }
+    const job = callback<Job<T>>('fn', fn)
+    request.renew ??= false
+    if (Number.isNaN(request.waitMs)) request.waitMs = 0
+    const lock = await traceAcquire(connection, 'acquireAndExecute', name, () => acquire(connection, name, request, 0))
+    if (lock === null) return undefined
+    begin(connection)
+    try {
+      return await run(() => job(lock))
+    } finally {
+      await finish(connection, lock)
+    }
   }
-  const job = callback<Job<T>>('fn', fn)
-  request.renew ??= false
-  if (Number.isNaN(request.waitMs)) request.waitMs = 0
-  const lock = await traceAcquire(connection, 'acquireAndExecute', name, () => acquire(connection, name, request, 0))
-  if (lock === null) return undefined
-  begin(connection)
-  try {
-    return await run(() => job(lock))
-  } finally {
-    await finish(connection, lock)
-  }
+  const nameOfCall = () => (isObject(first) ? first['name'] : first)
+  return traceUsing(connection, 'acquireAndExecute', nameOfCall, acquireAndRun)
 }

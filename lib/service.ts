@@ -1,10 +1,10 @@
 import { connectionOf } from './connect.js'
-import { acquire, acquireByName, fullName, register, REJECT_BUSY, shownUrls, unregister } from './connection.js'
+import { acquire, fullName, register, REJECT_BUSY, shownUrls, unregister } from './connection.js'
 import type { Connection, Observed } from './connection.js'
 import { secondsOf, spanMs } from './durations.js'
 import { createElection } from './election.js'
 import type { Election } from './election.js'
-import { fromNative, LockError } from './errors.js'
+import { answerOf, LockError } from './errors.js'
 import { receiver } from './events.js'
 import { infosOf } from './json.js'
 import { lazily } from './lazy.js'
@@ -102,30 +102,26 @@ export class LockService implements AsyncDisposable {
   static async connect(...given: unknown[]): Promise<LockService> {
     const request = connectionOf(given[0], given[1], given.length > 0)
     const { urls, defaults } = request.config
-    try {
-      const source: Source = { engine: '', receivers: Number(request.config.events), isClosed: false }
-      const receive = receiver(request, source)
-      const connect = async (ticket: number) => {
-        const service = await native.connect({ ...request.config, ticket }, receive)
-        source.engine = service.engine
-        return service
-      }
-      const service = request.lazy ? lazily(connect, defaults) : await connect(newTicket())
-      return new LockService(
-        register({
-          native: service,
-          prefix: '',
-          jobs: { running: 0 },
-          elections: new Set(),
-          watches: new Map(),
-          renews: defaults.renew ?? true,
-          connectedTo: shownUrls(urls),
-          source,
-        }),
-      )
-    } catch (thrown) {
-      throw fromNative(thrown, '')
+    const source: Source = { engine: '', receivers: Number(request.config.events), isClosed: false }
+    const receive = receiver(request, source)
+    const connect = async (ticket: number) => {
+      const service = await native.connect({ ...request.config, ticket }, receive)
+      source.engine = service.engine
+      return service
     }
+    const service = request.lazy ? lazily(connect, defaults) : await answerOf(connect(newTicket()))
+    return new LockService(
+      register({
+        native: service,
+        prefix: '',
+        jobs: { running: 0 },
+        elections: new Set(),
+        watches: new Map(),
+        renews: defaults.renew ?? true,
+        connectedTo: shownUrls(urls),
+        source,
+      }),
+    )
   }
 
   private constructor(connection?: Connection) {
@@ -157,7 +153,9 @@ export class LockService implements AsyncDisposable {
     const connection = this.#connection
     const full = fullName(connection, nameOf(name))
     const ttlMs = ttlSeconds === undefined ? NaN : secondsOf(ttlSeconds)
-    return await traceAcquire(connection, 'acquireLock', name, () => acquireByName(connection, full, ttlMs))
+    return await traceAcquire(connection, 'acquireLock', name, () =>
+      answerOf(connection.native.acquireByName(full, ttlMs), connection.prefix),
+    )
   }
 
   /**
@@ -170,12 +168,8 @@ export class LockService implements AsyncDisposable {
    * if (!(await locks.releaseLock('report'))) console.log('the lease had ended')
    */
   async releaseLock(name: string): Promise<boolean> {
-    const full = fullName(this.#connection, nameOf(name))
-    try {
-      return await this.#connection.native.releaseByName(full)
-    } catch (thrown) {
-      throw fromNative(thrown, this.#connection.prefix)
-    }
+    const { native, prefix } = this.#connection
+    return await answerOf(native.releaseByName(fullName(this.#connection, nameOf(name))), prefix)
   }
 
   /**
@@ -347,13 +341,10 @@ export class LockService implements AsyncDisposable {
    */
   async restore(transferable: TransferableLock | string): Promise<Lock> {
     const { names, token, fencingToken, options } = restorationOf(transferable)
+    const { native, prefix } = this.#connection
     const full = names.map((name) => fullName(this.#connection, name))
-    try {
-      const id = await this.#connection.native.transfer(full, token, fencingToken, options)
-      return registerLock(createLock(id, names, this.#connection.prefix))
-    } catch (thrown) {
-      throw fromNative(thrown, this.#connection.prefix)
-    }
+    const id = await answerOf(native.transfer(full, token, fencingToken, options), prefix)
+    return registerLock(createLock(id, names, prefix))
   }
 
   /**
@@ -366,12 +357,9 @@ export class LockService implements AsyncDisposable {
    * console.log(info ? `held by process ${info.holder?.pid}` : 'free')
    */
   async inspect(name: string): Promise<LockInfo | null> {
-    const full = fullName(this.#connection, nameOf(name))
-    try {
-      return infosOf(await this.#connection.native.inspect(full), this.#connection.prefix)[0] ?? null
-    } catch (thrown) {
-      throw fromNative(thrown, this.#connection.prefix)
-    }
+    const { native, prefix } = this.#connection
+    const found = await answerOf(native.inspect(fullName(this.#connection, nameOf(name))), prefix)
+    return infosOf(found, prefix)[0] ?? null
   }
 
   /**
@@ -397,12 +385,8 @@ export class LockService implements AsyncDisposable {
    * console.log((await locks.forceRelease('order:42')) ? 'released' : 'it was free')
    */
   async forceRelease(name: string): Promise<boolean> {
-    const full = fullName(this.#connection, nameOf(name))
-    try {
-      return await this.#connection.native.forceRelease(full)
-    } catch (thrown) {
-      throw fromNative(thrown, this.#connection.prefix)
-    }
+    const { native, prefix } = this.#connection
+    return await answerOf(native.forceRelease(fullName(this.#connection, nameOf(name))), prefix)
   }
 
   /**
@@ -414,11 +398,7 @@ export class LockService implements AsyncDisposable {
    * console.log(`the store answers in ${await locks.ping()} ms`)
    */
   async ping(): Promise<number> {
-    try {
-      return await this.#connection.native.ping()
-    } catch (thrown) {
-      throw fromNative(thrown, '')
-    }
+    return await answerOf(this.#connection.native.ping())
   }
 
   /**
@@ -470,14 +450,10 @@ export class LockService implements AsyncDisposable {
     const { elections, watches } = this.#connection
     unregister(this.#connection)
     for (const election of elections) void election.stop()
-    try {
-      const closing = this.#connection.native.close(limit)
-      this.#connection.source.isClosed = true
-      for (const watch of watches.values()) watch.wake()
-      await closing
-    } catch (thrown) {
-      throw fromNative(thrown, '')
-    }
+    const closing = this.#connection.native.close(limit)
+    this.#connection.source.isClosed = true
+    for (const watch of watches.values()) watch.wake()
+    await answerOf(closing)
   }
 
   /**

@@ -1,5 +1,5 @@
 import { positiveMs } from './durations.js'
-import { fromNative, invalid } from './errors.js'
+import { answerOf, invalid } from './errors.js'
 import { native } from './native.js'
 import { fields, nameOf } from './options.js'
 import { LockService, nativeOf } from './service.js'
@@ -74,22 +74,12 @@ export async function createTestLocks(options?: TestLocksOptions): Promise<TestL
 
   async function lose(name: string): Promise<void> {
     nameOf(name)
-    let wasHeld: boolean
-    try {
-      wasHeld = await native.lose(natives(), name)
-    } catch (thrown) {
-      throw fromNative(thrown, '')
-    }
-    if (!wasHeld) throw invalid('name', 'must be held', `the free name ${JSON.stringify(name)}`)
+    if (!(await answerOf(native.lose(natives(), name))))
+      throw invalid('name', 'must be held', `the free name ${JSON.stringify(name)}`)
   }
 
   async function advance(duration: Duration): Promise<void> {
-    const ms = positiveMs('duration', duration)
-    try {
-      await native.advance(natives(), ms)
-    } catch (thrown) {
-      throw fromNative(thrown, '')
-    }
+    await answerOf(native.advance(natives(), positiveMs('duration', duration)))
   }
 
   async function close(): Promise<void> {

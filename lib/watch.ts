@@ -12,17 +12,6 @@ const DEFAULT_INTERVAL_MS = 1000
 /** The shortest time between two reads of a name. */
 const SHORTEST_INTERVAL_MS = 10
 
-/** One iteration of a watched name. */
-interface Reader {
-  readonly intervalMs: number
-  /** Whether it waits for a state. Without such a reader the name is not read. */
-  readonly isWaiting: boolean
-  /** Receives each state that was read while it waits. */
-  read(state: LockInfo | null): void
-  /** Called when the watch has ended. */
-  changed(): void
-}
-
 /** @internal A name that this process watches: one poll for all iterations. */
 export class Watch {
   /** The reason of the end, of which each reader creates an error with its own frames. `undefined`: the service was closed. */
@@ -31,7 +20,7 @@ export class Watch {
   #isRunning = false
   /** Whether a reader waits that has read nothing yet. */
   #isDue = false
-  readonly #readers = new Set<Reader>()
+  readonly #readers = new Set<Iteration>()
   readonly #connection: Connection
   readonly #full: string
   #ticket: number | undefined
@@ -41,7 +30,7 @@ export class Watch {
     this.#full = full
   }
 
-  add(reader: Reader): void {
+  add(reader: Iteration): void {
     this.#readers.add(reader)
   }
 
@@ -52,7 +41,7 @@ export class Watch {
     else if (atOnce) this.wake()
   }
 
-  remove(reader: Reader): void {
+  remove(reader: Iteration): void {
     if (!this.#readers.delete(reader) || this.#readers.size > 0) return
     this.wake()
     if (!this.#isRunning) this.#end()
@@ -76,7 +65,7 @@ export class Watch {
     }
   }
 
-  #waiting(): Reader[] {
+  #waiting(): Iteration[] {
     return [...this.#readers].filter((reader) => reader.isWaiting)
   }
 
@@ -138,7 +127,7 @@ export function watch(connection: Connection, name: unknown, second: unknown): A
 }
 
 /** One iteration of a watched name. */
-class Iteration implements Reader, AsyncIterableIterator<LockInfo | null> {
+class Iteration implements AsyncIterableIterator<LockInfo | null> {
   readonly #connection: Connection
   readonly #full: string
   readonly intervalMs: number
@@ -150,6 +139,7 @@ class Iteration implements Reader, AsyncIterableIterator<LockInfo | null> {
   #returned: LockInfo | null | undefined
   /** Resolves after a change. `undefined`: no call of `next` waits. */
   #change: Promise<void> | undefined
+  /** Ends the wait: after a change, and when the watch has ended. */
   changed = () => {}
 
   constructor(connection: Connection, full: string, intervalMs: number, signal: SignalLike | undefined) {
@@ -163,10 +153,12 @@ class Iteration implements Reader, AsyncIterableIterator<LockInfo | null> {
     return this
   }
 
+  /** Whether it waits for a state. Without such an iteration the name is not read. */
   get isWaiting(): boolean {
     return this.#change !== undefined
   }
 
+  /** Receives each state that was read while it waits. */
   read(state: LockInfo | null): void {
     this.#latest = state
     if (this.#isNew()) this.changed()

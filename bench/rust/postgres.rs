@@ -69,7 +69,7 @@ impl Contender {
                     let Outcome::Acquired(lease) = locks.acquire(name.clone(), options.clone(), None).await? else {
                         return Err("holdfast: a free name was busy".into());
                     };
-                    if !locks.release(&lease).await?.is_freed() {
+                    if !locks.release(&lease).await? {
                         return Err("holdfast: a lease was lost".into());
                     }
                 }

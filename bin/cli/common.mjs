@@ -31,7 +31,7 @@ export class UsageError extends Error {}
  * @template T
  * @param {Values} values
  * @param {(locks: LockService) => Promise<T>} body holds no lock at its end
- * @param {AbortSignal} [signal] ends a `body` that only reads: rejects with its reason at once, also while a call waits for the store
+ * @param {AbortSignal} [signal] ends a `body` that only reads: resolves at once, also while a call waits for the store
  */
 export async function withLocks(values, body, signal) {
   const { url } = values
@@ -41,7 +41,7 @@ export async function withLocks(values, body, signal) {
     )
   const options = connectOptionsOf(values)
   const locks = await (typeof url === 'string' ? LockService.connect(url, options) : LockService.connect(options))
-  const aborted = new Promise((_, reject) => signal?.addEventListener('abort', () => reject(signal.reason)))
+  const aborted = new Promise((resolve) => signal?.addEventListener('abort', resolve))
   try {
     return /** @type {T} */ (await Promise.race([body(locks), aborted]))
   } finally {

@@ -36,11 +36,7 @@ export async function watch(names, values) {
       console.log(values.json ? JSON.stringify(info) : `${at}  ${printable(name)} is ${state}`)
     }
   }
-  try {
-    await withLocks(values, body, signal)
-  } catch (error) {
-    if (!signal.aborted) throw error
-  }
+  await withLocks(values, body, signal)
   return 0
 }
 

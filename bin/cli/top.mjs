@@ -40,11 +40,7 @@ export async function top(positionals, values) {
       await setTimeout(intervalMs, undefined, { signal })
     }
   }
-  try {
-    await withLocks(values, body, signal)
-  } catch (error) {
-    if (!signal.aborted) throw error
-  }
+  await withLocks(values, body, signal)
   return 0
 }
 

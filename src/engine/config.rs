@@ -222,74 +222,63 @@ fn check(scheme: &str, settings: &Settings) -> Result<(), LockError> {
         let got = format_args!("{prefix_bytes} bytes");
         return Err(LockError::invalid("keyPrefix", "must be at most 512 bytes", got));
     }
-    let (number, timeout) = (
-        settings.max_connections,
-        settings.session_timeout.map(|timeout| timeout.as_millis()),
-    );
-    let (collection, table) = (&settings.collection, &settings.table);
-    // The setting, whether it is set, its value, the beginnings of the schemes that have it, and their stores.
-    let restricted: [(&str, bool, String, &str, &str); 7] = [
+    let name = |name: &String| (name != DEFAULT_TABLE).then(|| format!("{name:?}"));
+    let timeout = settings.session_timeout;
+    // The setting, its value if it is set, the beginnings of the schemes that have it, and their stores.
+    let restricted = [
         (
             "credentials",
-            settings.credentials.is_some(),
-            "a function".into(),
+            settings.credentials.as_ref().map(|_| "a function".to_owned()),
             "redis postgres LIST",
             "Redis and PostgreSQL (on MongoDB a client certificate, with authMechanism=MONGODB-X509, needs no password)",
         ),
         (
             "listenUrl",
-            settings.listen_url.is_some(),
-            "a URL".into(),
+            settings.listen_url.as_ref().map(|_| "a URL".to_owned()),
             "postgres",
             "PostgreSQL",
         ),
         (
             "collection",
-            collection != DEFAULT_TABLE,
-            format!("{collection:?}"),
+            name(&settings.collection),
             "memory mongodb",
             "MongoDB (SQL stores have a table)",
         ),
         (
             "table",
-            table != DEFAULT_TABLE,
-            format!("{table:?}"),
+            name(&settings.table),
             "memory sqlite postgres mysql mariadb",
             "SQLite, PostgreSQL, MySQL and MariaDB (MongoDB has a collection, Redis a keyPrefix)",
         ),
         (
             "minReplicas",
-            settings.min_replicas > 0,
-            settings.min_replicas.to_string(),
+            (settings.min_replicas > 0).then(|| settings.min_replicas.to_string()),
             "redis: rediss: redis+sentinel rediss+sentinel",
             "one of redis://, rediss://, redis+sentinel:// and rediss+sentinel://",
         ),
         (
             "sessionTimeoutMs",
-            timeout.is_some(),
-            format!("{} ms", timeout.unwrap_or_default()),
+            timeout.map(|timeout| format!("{} ms", timeout.as_millis())),
             "memory zookeeper",
             "ZooKeeper",
         ),
         (
             "maxConnections",
-            number.is_some(),
-            number.unwrap_or_default().to_string(),
+            settings.max_connections.map(|number| number.to_string()),
             "memory postgres mysql mariadb",
             "PostgreSQL, MySQL and MariaDB (MongoDB has maxPoolSize in the URL)",
         ),
     ];
     let scheme = format!("{scheme}:");
-    for (setting, is_set, got, schemes, stores) in restricted {
-        if is_set && !schemes.split(' ').any(|start| scheme.starts_with(start)) {
+    for (setting, value, schemes, stores) in restricted {
+        if let Some(got) = value
+            && !schemes.split(' ').any(|start| scheme.starts_with(start))
+        {
             let rule = format!("must be absent for a store other than {stores}");
             return Err(LockError::invalid(setting, &rule, got));
         }
     }
-    match settings.max_connections {
-        Some(0) => Err(LockError::invalid("maxConnections", "must be at least 1", 0)),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// The backoff of `connect` while the store cannot be reached.

@@ -30,35 +30,13 @@ pub(super) struct PendingAcquisition {
 }
 
 impl PendingAcquisition {
-    /// Starts the call of the service. The result settles the promise.
-    pub(super) fn start(self, env: &Env, bridge: &Rc<Bridge>) {
-        let options = self.options.clone();
-        self.start_with(env, bridge, options);
-    }
-
-    fn start_with(self, env: &Env, bridge: &Rc<Bridge>, options: Arc<AcquireOptions>) {
+    /// Starts a call of the service with its own options, or with the rest of its wait. The result settles the promise.
+    pub(super) fn start(self, env: &Env, bridge: &Rc<Bridge>, options: Arc<AcquireOptions>) {
         let token = self.cancellation.as_ref().map(|(_, token)| token.clone());
         let acquiring = self.locks.acquire(self.names.clone(), options, token);
         bridge.call(env, self.is_in_background, acquiring, move |env, bridge, outcome| {
             self.received(env, bridge, outcome)
         });
-    }
-
-    /// Returns the options of a new call with the rest of the wait, in the place of this call. `None`: the wait has ended.
-    fn remaining_options(&self, lease: &Lease) -> Option<AcquireOptions> {
-        let wait = match self.options.wait {
-            Wait::No => return None,
-            Wait::Forever => Wait::Forever,
-            Wait::For(wait) => Wait::For(
-                wait.checked_sub(self.started.elapsed())
-                    .filter(|left| !left.is_zero())?,
-            ),
-        };
-        Some(AcquireOptions {
-            wait,
-            resumed: Some(lease.arrival()),
-            ..AcquireOptions::clone(&self.options)
-        })
     }
 
     /// Handles the outcome on the JavaScript thread.
@@ -68,8 +46,8 @@ impl PendingAcquisition {
             Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
                 if self.locks.is_closed() {
                     Err(LockError::closed())
-                } else if let Some(rest) = self.remaining_options(&lease) {
-                    return self.start_with(env, bridge, rest.into());
+                } else if let Some(rest) = self.options.resumed(lease.arrival(), self.started.elapsed()) {
+                    return self.start(env, bridge, rest.into());
                 } else {
                     self.busy(None)
                 }

@@ -7,7 +7,6 @@ use std::time::Instant;
 use futures_util::future::OptionFuture;
 use napi::bindgen_prelude::{Env, Function, JavaScriptClassExt, Result, Unknown};
 use napi_derive::napi;
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::acquisition::PendingAcquisition;
@@ -192,8 +191,7 @@ impl LockService {
     pub fn release_by_name<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
         self.with_key(env, name, |key| {
             let released = self.locks.release_by_name(&key);
-            self.bridge
-                .promise(env, &self.locks, released, |_, outcome| outcome.is_freed())
+            self.bridge.promise(env, &self.locks, released, |_, is_freed| is_freed)
         })
     }
 
@@ -237,13 +235,13 @@ impl LockService {
             locks: self.locks.clone(),
             notifier: self.notifier.clone(),
             names,
-            options,
+            options: options.clone(),
             cancellation,
             started: Instant::now(),
             is_in_background: flags & IN_BACKGROUND != 0,
             deferred,
         };
-        acquisition.start(env, &self.bridge);
+        acquisition.start(env, &self.bridge, options);
         Ok(promise)
     }
 
@@ -310,18 +308,8 @@ impl LockService {
     /// Returns the counters as JSON text.
     #[napi]
     pub fn stats(&self) -> String {
-        let stats = self.locks.stats();
-        json!({
-            "held": stats.held,
-            "waiting": stats.waiting,
-            "acquired": stats.acquired,
-            "busy": stats.busy,
-            "released": stats.released,
-            "renewed": stats.renewed,
-            "lost": stats.lost,
-            "storeErrors": stats.store_errors,
-        })
-        .to_string()
+        // Numbers are always valid JSON.
+        serde_json::to_string(&self.locks.stats()).unwrap_or_default()
     }
 
     /// The name of the store.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::error::{Code, LockError};
+use serde::Serialize;
+
+use crate::error::Code;
 use crate::model::{Fence, Names};
 
 /// The kinds of event.
@@ -79,16 +81,6 @@ impl Event {
             code: None,
         }
     }
-
-    /// Returns the event of a call that ended with an error.
-    pub(super) fn failed(names: Names, waited: Duration, error: &LockError) -> Self {
-        Event {
-            duration: Some(waited),
-            reason: Some(error.message.as_str().into()),
-            code: Some(error.code),
-            ..Event::new(EventKind::Failed, Some(names))
-        }
-    }
 }
 
 /// Receives the events, on the I/O thread. It must not block.
@@ -153,19 +145,6 @@ impl Events {
     }
 }
 
-/// The counters of a service, since its start.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) held: AtomicU64,
-    pub(super) waiting: AtomicU64,
-    pub(super) acquired: AtomicU64,
-    pub(super) busy: AtomicU64,
-    pub(super) released: AtomicU64,
-    pub(super) renewed: AtomicU64,
-    pub(super) lost: AtomicU64,
-    pub(super) store_errors: AtomicU64,
-}
-
 pub(super) fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
@@ -174,25 +153,29 @@ pub(super) fn sub(counter: &AtomicU64) {
     counter.fetch_sub(1, Relaxed);
 }
 
+/// The counters of a service, since its start.
+pub(super) type Counters = Stats<AtomicU64>;
+
 /// The values of the counters.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stats<T = u64> {
     /// The leases that are held now.
-    pub held: u64,
+    pub held: T,
     /// The calls that wait for a busy name now.
-    pub waiting: u64,
+    pub waiting: T,
     /// The leases that were granted.
-    pub acquired: u64,
+    pub acquired: T,
     /// The calls that ended because the name was busy, at once or after a wait.
-    pub busy: u64,
+    pub busy: T,
     /// The leases that their holders released.
-    pub released: u64,
+    pub released: T,
     /// The renewals that succeeded.
-    pub renewed: u64,
+    pub renewed: T,
     /// The leases that ended before a release.
-    pub lost: u64,
+    pub lost: T,
     /// The operations that failed in the store or timed out, including those that were retried.
-    pub store_errors: u64,
+    pub store_errors: T,
 }
 
 impl Counters {

@@ -37,7 +37,7 @@ mod tests;
 pub use acquire::{BusyLock, Outcome};
 pub use event::{Event, EventKind, EventSink, Stats};
 use lease::Grant;
-pub use lease::{Lease, LossSink, ReleaseOutcome};
+pub use lease::{Lease, LossSink};
 pub use options::{AcquireOptions, Wait};
 
 use abandoned::AbandonedClaim;
@@ -176,39 +176,38 @@ impl Locks {
         })
     }
 
-    /// Releases a lease of [`Locks::acquire_by_name`]: `releaseLock` in JavaScript. Returns `NotHeld` when this service does not
+    /// Releases a lease of [`Locks::acquire_by_name`]: `releaseLock` in JavaScript. Returns `false` when this service does not
     /// hold such a lease.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub fn release_by_name(
-        &self,
-        name: &Key,
-    ) -> impl Future<Output = Result<ReleaseOutcome, LockError>> + Send + use<> {
+    pub fn release_by_name(&self, name: &Key) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
         if let Err(closed) = self.shared.begin_holders_call() {
             return Either::Left(ready(Err(closed)));
         }
         let lease = self.shared.leases_by_name.lock().remove(name);
         match lease {
             Some(lease) => Either::Right(self.release(&lease)),
-            None => Either::Left(ready(Ok(ReleaseOutcome::NotHeld))),
+            None => Either::Left(ready(Ok(false))),
         }
     }
 
-    /// Releases a lease.
+    /// Releases a lease. Returns whether this call released it: `false` when it was released before, or is lost.
     ///
     /// # Behavior
     /// The call ends the lease in this process at once. The future releases it in the store.
     ///
     /// # Errors
     /// `LOCK_STORE`. The release is then repeated in the background until the lease has expired.
-    pub fn release(
-        &self,
-        lease: &Arc<Lease>,
-    ) -> impl Future<Output = Result<ReleaseOutcome, LockError>> + Send + use<> {
+    pub fn release(&self, lease: &Arc<Lease>) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
         let (shared, lease) = (self.shared.clone(), lease.clone());
         let start = lease.begin_release(&shared);
-        async move { lease.finish_release(&shared, &start).await }
+        async move {
+            match &start {
+                Some(start) => lease.finish_release(&shared, start).await,
+                None => Ok(false),
+            }
+        }
     }
 
     /// Extends a lease to at least `ttl` from now on. Never shortens it.

@@ -80,6 +80,21 @@ impl Default for AcquireOptions {
 }
 
 impl AcquireOptions {
+    /// Returns the options of a call with the rest of the wait, in the place of a call that has waited for `waited`. `None`: the wait has
+    /// ended.
+    pub fn resumed(&self, arrival: u64, waited: Duration) -> Option<Self> {
+        let wait = match self.wait {
+            Wait::No => return None,
+            Wait::Forever => Wait::Forever,
+            Wait::For(wait) => Wait::For(wait.checked_sub(waited).filter(|left| !left.is_zero())?),
+        };
+        Some(AcquireOptions {
+            wait,
+            resumed: Some(arrival),
+            ..self.clone()
+        })
+    }
+
     /// Shortens the ttl to the longest lease of the store without a renewal.
     pub(super) fn within(mut self: Arc<Self>, longest: Option<Duration>) -> Arc<Self> {
         if let Some(longest) = longest.filter(|longest| *longest < self.ttl.duration()) {

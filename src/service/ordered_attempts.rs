@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -40,33 +41,27 @@ struct Pending {
 
 /// The names with attempts.
 #[derive(Debug, Default)]
-pub(super) struct Attempts(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    names: HashMap<Key, Name>,
+pub(super) struct Attempts {
+    names: Mutex<HashMap<Key, Name>>,
     /// The number of attempts that were begun, each of one call or of several together.
-    begun: u64,
-}
-
-impl State {
-    fn next_id(&mut self) -> u64 {
-        self.begun += 1;
-        self.begun
-    }
+    begun: AtomicU64,
 }
 
 impl Attempts {
     /// Whether an attempt for the name is in progress, pending, or paused: a new one waits for it.
     pub(super) fn has(&self, key: &Key) -> bool {
-        self.0.lock().names.contains_key(key)
+        self.names.lock().contains_key(key)
+    }
+
+    fn next_id(&self) -> u64 {
+        self.begun.fetch_add(1, Relaxed)
     }
 }
 
 #[cfg(all(test, feature = "memory"))]
 impl Attempts {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.lock().names.is_empty()
+        self.names.lock().is_empty()
     }
 }
 
@@ -146,9 +141,9 @@ impl Name {
 pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
     let key = &claim.keys()[0];
     let begun = {
-        let mut state = shared.attempts.0.lock();
-        let id = state.next_id();
-        let name = state.names.entry(key.clone()).or_insert_with(Name::new);
+        let id = shared.attempts.next_id();
+        let mut names = shared.attempts.names.lock();
+        let name = names.entry(key.clone()).or_insert_with(Name::new);
         if name.current.is_none() && name.pending.is_empty() && !name.is_paused() {
             name.begin(id);
             Ok(id)
@@ -200,9 +195,8 @@ fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&mut Na
     if tokio::runtime::Handle::try_current().is_err() {
         return;
     }
-    let mut state = shared.attempts.0.lock();
-    let id = state.next_id();
-    let Some(name) = state.names.get_mut(key) else { return };
+    let mut names = shared.attempts.names.lock();
+    let Some(name) = names.get_mut(key) else { return };
     if !may_begin(name) {
         return;
     }
@@ -211,11 +205,12 @@ fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&mut Na
         return;
     }
     let Some((last, pending)) = name.take_pending() else {
-        state.names.remove(key);
+        names.remove(key);
         return;
     };
+    let id = shared.attempts.next_id();
     name.begin(id);
-    drop(state);
+    drop(names);
     let last = (pending.len() == MOST_TOGETHER).then_some(last);
     let mut in_progress = InProgress::new(shared, key, id, last);
     shared.background.spawn(FutureExt::boxed(async move {
@@ -256,7 +251,7 @@ impl InProgress {
     /// Records the answer to one of several calls.
     fn record(&mut self, answer: &EngineResult<Acquired>) {
         self.note(answer);
-        if let Some(name) = self.shared.attempts.0.lock().names.get_mut(&self.key)
+        if let Some(name) = self.shared.attempts.names.lock().get_mut(&self.key)
             && let Some(current) = name.current.as_mut().filter(|current| current.id == self.id)
         {
             current.since = Instant::now();
@@ -266,10 +261,8 @@ impl InProgress {
     /// Begins the pause after a failure, and ends it with a task. Attempts that were not made since the failure go first, without
     /// a pause.
     fn pause(&self) {
-        let mut state = self.shared.attempts.0.lock();
-        let Some(name) = state.names.get_mut(&self.key) else {
-            return;
-        };
+        let mut names = self.shared.attempts.names.lock();
+        let Some(name) = names.get_mut(&self.key) else { return };
         if let Some(next) = self.last.map(|last| last + 1)
             && name.pending.range(next..).next().is_some()
         {
@@ -278,13 +271,13 @@ impl InProgress {
         }
         let end = Instant::now() + name.backoff.delay();
         name.pause_end = Some(end);
-        drop(state);
+        drop(names);
         let (shared, key) = (self.shared.clone(), self.key.clone());
         self.shared.background.spawn(FutureExt::boxed(async move {
             tokio::select! {
                 () = tokio::time::sleep_until(end) => {}
                 () = shared.closing.cancelled() => {
-                    shared.attempts.0.lock().names.remove(&key);
+                    shared.attempts.names.lock().remove(&key);
                 }
             }
             begin_pending(&shared, &key, |name| name.current.is_none());
@@ -319,7 +312,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if let Some(name) = self.shared.attempts.0.lock().names.get_mut(self.key) {
+        if let Some(name) = self.shared.attempts.names.lock().get_mut(self.key) {
             name.pending.remove(&self.arrival);
         }
     }

@@ -119,14 +119,16 @@ impl Shared {
 
     /// Emits the event of a call that ended without a lease.
     pub(super) fn emit_end(&self, outcome: &Result<Outcome, LockError>, names: Names, waited: Duration) {
-        let kind = match outcome {
+        let (kind, error) = match outcome {
             Ok(Outcome::Acquired(_)) => return,
-            Ok(Outcome::Busy(_)) => EventKind::Timeout,
-            Ok(Outcome::Aborted) => EventKind::Aborted,
-            Err(error) => return self.emit(|| Event::failed(names, waited, error)),
+            Ok(Outcome::Busy(_)) => (EventKind::Timeout, None),
+            Ok(Outcome::Aborted) => (EventKind::Aborted, None),
+            Err(error) => (EventKind::Failed, Some(error)),
         };
         self.emit(|| Event {
             duration: Some(waited),
+            reason: error.map(|error| error.message.as_str().into()),
+            code: error.map(|error| error.code),
             ..Event::new(kind, Some(names))
         });
     }

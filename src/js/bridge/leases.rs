@@ -17,7 +17,7 @@ use super::deferred::{Deferred, to_json};
 use super::memory::Burst;
 use super::notifier::Notifier;
 use crate::js::options::{duration, ttl};
-use crate::service::{Lease, Locks, ReleaseOutcome};
+use crate::service::{Lease, Locks};
 
 /// A lease that JavaScript has a number for.
 #[derive(Clone)]
@@ -71,8 +71,8 @@ pub fn release(env: &Env, id: f64) -> Result<Unknown<'_>> {
     let Some((bridge, Entry { locks, lease, .. })) = entry(env, id) else {
         return Deferred::settled(env, Ok(None::<String>));
     };
-    bridge.promise(env, &locks, locks.release(&lease), move |_, outcome| {
-        outcome.is_freed().then(|| lease.description())
+    bridge.promise(env, &locks, locks.release(&lease), move |_, is_freed| {
+        is_freed.then(|| lease.description())
     })
 }
 
@@ -88,7 +88,7 @@ pub fn finish(env: &Env, id: f64) -> Result<Unknown<'_>> {
     // A release without an answer is repeated in the background. The job has been done under the lock.
     let released = locks.release(&lease).map(Ok);
     bridge.try_promise(env, &locks, released, move |_, released| {
-        let is_gone = matches!(released, Ok(ReleaseOutcome::NotHeld)) && !was_released;
+        let is_gone = matches!(released, Ok(false)) && !was_released;
         let loss = lease.loss();
         match loss.or_else(|| is_gone.then(|| lease.lost_at_release(service.is_closed()))) {
             Some(loss) => Err(loss),

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::Acquisition;
-use super::wait::Cancellation;
+use super::{Acquisition, End, Outcome};
 use crate::clock::Moment;
 use crate::engine::{Acquired, EngineExt};
 use crate::error::{EngineError, LockError};
@@ -17,9 +16,8 @@ use crate::service::ordered_attempts::attempt_in_order;
 
 /// The outcome of one attempt.
 pub(super) enum AttemptOutcome {
-    Granted(Arc<Lease>),
-    /// The lease ended before the grant arrived.
-    TooLate(LockError),
+    /// An error: the lease ended before the grant arrived.
+    Granted(Result<Arc<Lease>, LockError>),
     Held {
         key: Key,
         retry_after: Option<Duration>,
@@ -27,13 +25,8 @@ pub(super) enum AttemptOutcome {
     Failed(EngineError),
     /// The store did not answer within its timeout.
     TimedOut,
-    Cancelled(Cancellation),
-}
-
-impl From<Result<Arc<Lease>, LockError>> for AttemptOutcome {
-    fn from(lease: Result<Arc<Lease>, LockError>) -> Self {
-        lease.map_or_else(AttemptOutcome::TooLate, AttemptOutcome::Granted)
-    }
+    /// The call was cancelled, or its deadline has passed.
+    Ended(End),
 }
 
 impl Acquisition {
@@ -65,7 +58,7 @@ impl Acquisition {
                 Ok(Acquired::Granted { fence }) => {
                     shared.events.store_answered();
                     let sent = claim.sent_at().unwrap_or(began);
-                    return self.create_lease(fence, Grant::Requested { sent }).into();
+                    return AttemptOutcome::Granted(self.create_lease(fence, Grant::Requested { sent }));
                 }
                 Ok(Acquired::Held { key, retry_after }) => {
                     shared.events.store_answered();
@@ -76,9 +69,9 @@ impl Acquisition {
                     AttemptOutcome::Failed(error)
                 }
             },
-            cancellation = self.cancelled() => AttemptOutcome::Cancelled(cancellation),
+            end = self.cancelled() => AttemptOutcome::Ended(end),
             () = sleep_until(end) => if grace_end == Some(end) {
-                AttemptOutcome::Cancelled(Cancellation::DeadlinePassed)
+                AttemptOutcome::Ended(Ok(Outcome::Busy(None)))
             } else {
                 shared.store_failed(&shared.engine.no_answer("acquire", self.store_timeout));
                 AttemptOutcome::TimedOut

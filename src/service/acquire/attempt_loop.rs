@@ -5,16 +5,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::attempt::AttemptOutcome;
-use super::{Acquisition, Outcome, wait};
+use super::{Acquisition, End, Outcome, wait};
 use crate::backoff::Backoff;
 use crate::engine::{HandOff, Subscription};
 use crate::error::{EngineError, LockError};
 use crate::model::Key;
 use crate::service::lease::Grant;
 use crate::service::local_fifo::Position;
-
-/// The end of an acquisition.
-type End = Result<Outcome, LockError>;
 
 /// What is kept between two attempts.
 struct LoopState {
@@ -73,13 +70,13 @@ impl Acquisition {
                 Some(outcome) => outcome,
                 None => self.attempt(since).await,
             };
-            if let AttemptOutcome::Granted(_) | AttemptOutcome::TooLate(_) | AttemptOutcome::Held { .. } = outcome {
+            if let AttemptOutcome::Granted(_) | AttemptOutcome::Held { .. } = outcome {
                 (state.unanswered_since, state.last_error) = (None, None);
                 state.position.iter().for_each(|position| position.answered(since));
             }
             let end = match outcome {
-                AttemptOutcome::Granted(lease) => Some(Ok(Outcome::Acquired(lease))),
-                AttemptOutcome::TooLate(too_late) => self.after_late_grant(&mut state, too_late).await,
+                AttemptOutcome::Granted(Ok(lease)) => Some(Ok(Outcome::Acquired(lease))),
+                AttemptOutcome::Granted(Err(too_late)) => self.after_late_grant(&mut state, too_late).await,
                 AttemptOutcome::Held { key, retry_after } => self.after_busy(&mut state, key, retry_after).await,
                 AttemptOutcome::Failed(error) => self.after_failure(&mut state, error, since).await,
                 AttemptOutcome::TimedOut => {
@@ -87,7 +84,7 @@ impl Acquisition {
                     let of_first = || state.position.as_ref()?.last_error();
                     Some(Err(self.no_answer(state.last_error.take().or_else(of_first))))
                 }
-                AttemptOutcome::Cancelled(cancellation) => Some(cancellation.into_outcome()),
+                AttemptOutcome::Ended(end) => Some(end),
             };
             if let Some(end) = end {
                 return end;
@@ -166,7 +163,8 @@ impl Acquisition {
         // It may have arrived before the answer. Then the server executed the attempt before the hand-off, or the grant ended early
         // in the store (a forced release), which its first renewal detects as for every lease.
         let HandOff { fence, until } = state.subscription.as_mut()?.take_hand_off()?;
-        state.next = Some(self.create_lease(fence, Grant::HandedOff { until }).into());
+        let lease = self.create_lease(fence, Grant::HandedOff { until });
+        state.next = Some(AttemptOutcome::Granted(lease));
         None
     }
 
@@ -187,7 +185,7 @@ impl Acquisition {
         // Also past the deadline: the call waits for an answer of the store, not for the lock.
         tokio::select! {
             biased;
-            cancellation = self.cancelled() => Some(cancellation.into_outcome()),
+            end = self.cancelled() => Some(end),
             () = tokio::time::sleep(delay) => None,
         }
     }

@@ -54,6 +54,9 @@ pub enum Outcome {
     Aborted,
 }
 
+/// The end of an acquisition.
+type End = Result<Outcome, LockError>;
+
 /// An acquisition in progress.
 pub(super) struct Acquisition {
     shared: Arc<Shared>,
@@ -133,7 +136,7 @@ impl Acquisition {
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub(super) async fn run(&mut self) -> Result<Outcome, LockError> {
+    pub(super) async fn run(&mut self) -> End {
         let waits = self.claim.waiting;
         // Most calls end with their first attempt. The loop is a large future, which they do not need.
         let outcome = if self.is_aborted() {
@@ -144,7 +147,7 @@ impl Acquisition {
             // Before the first attempt: it may enter the queue, and a hand-off would be lost.
             let subscription = if waits { self.subscribe_to_first().await } else { None };
             match self.attempt(self.started).await {
-                AttemptOutcome::Granted(lease) => Ok(Outcome::Acquired(lease)),
+                AttemptOutcome::Granted(Ok(lease)) => Ok(Outcome::Acquired(lease)),
                 AttemptOutcome::Held { key, .. } if !waits => {
                     self.busy_name = Some(key);
                     Ok(Outcome::Busy(None))

@@ -1,11 +1,9 @@
 //! A call that waits through outages of the store (`onStoreError: 'wait'`).
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use super::{Acquisition, Outcome};
+use super::{Acquisition, End, Outcome};
 use crate::backoff::Backoff;
-use crate::error::LockError;
-use crate::service::options::{AcquireOptions, Wait};
 
 impl Acquisition {
     /// Runs the acquisition, and begins again after each failure of the store that a repetition may cure.
@@ -17,7 +15,7 @@ impl Acquisition {
     /// # Errors
     /// The last error of the store at the deadline, or up to [`MIN_STORE_TIMEOUT`](crate::service::options::MIN_STORE_TIMEOUT)
     /// later; an error that no repetition cures; `LOCK_CLOSED`.
-    pub(in crate::service) async fn run_through_outages(mut self) -> Result<Outcome, LockError> {
+    pub(in crate::service) async fn run_through_outages(mut self) -> End {
         let mut backoff = Backoff::for_store();
         loop {
             let error = match self.run().await {
@@ -30,23 +28,12 @@ impl Acquisition {
                     end => end,
                 };
             }
-            self = self.repetition();
+            let Some(rest) = self.options.resumed(self.arrival, self.started.elapsed()) else {
+                return Err(error);
+            };
+            let called = self.called;
+            self = Acquisition::new(&self.shared, self.call, self.names, rest.into(), self.abort);
+            self.called = called;
         }
-    }
-
-    /// Returns a new acquisition with the rest of the wait.
-    fn repetition(self) -> Self {
-        let wait = match self.deadline {
-            Some(deadline) => Wait::For(deadline.saturating_duration_since(Instant::now())),
-            None => Wait::Forever,
-        };
-        let options = AcquireOptions {
-            wait,
-            resumed: Some(self.arrival),
-            ..AcquireOptions::clone(&self.options)
-        };
-        let mut next = Acquisition::new(&self.shared, self.call, self.names, options.into(), self.abort);
-        next.called = self.called;
-        next
     }
 }

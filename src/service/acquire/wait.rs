@@ -6,7 +6,7 @@ use futures_util::future::OptionFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Acquisition, Outcome};
+use super::{Acquisition, End, Outcome};
 use crate::engine::Subscription;
 use crate::error::LockError;
 use crate::model::Key;
@@ -16,53 +16,35 @@ use crate::service::options::{CLOCK_CHECK_INTERVAL, SAFETY_POLL_INTERVAL};
 /// The interval at which a waiter past its deadline checks whether the store has answered the first waiter.
 const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The reason for the end of an acquisition without an answer of the store.
-pub(super) enum Cancellation {
-    Aborted,
-    Closed,
-    /// The caller's deadline has passed.
-    DeadlinePassed,
-}
-
-impl Cancellation {
-    pub(super) fn into_outcome(self) -> Result<Outcome, LockError> {
-        match self {
-            Cancellation::Aborted => Ok(Outcome::Aborted),
-            Cancellation::DeadlinePassed => Ok(Outcome::Busy(None)),
-            Cancellation::Closed => Err(LockError::closed()),
-        }
-    }
-}
-
 impl Acquisition {
     pub(super) fn is_aborted(&self) -> bool {
         self.abort.as_ref().is_some_and(CancellationToken::is_cancelled)
     }
 
     /// Completes when the caller aborts, or the service drains or closes.
-    pub(super) async fn cancelled(&self) -> Cancellation {
+    pub(super) async fn cancelled(&self) -> End {
         let aborted = self.abort.as_ref().map(CancellationToken::cancelled);
         tokio::select! {
             biased;
-            Some(()) = OptionFuture::from(aborted) => Cancellation::Aborted,
-            () = self.shared.draining.cancelled() => Cancellation::Closed,
+            Some(()) = OptionFuture::from(aborted) => Ok(Outcome::Aborted),
+            () = self.shared.draining.cancelled() => Err(LockError::closed()),
         }
     }
 
     /// Waits for `change`, at most until the deadline. `Some`: the acquisition has ended.
-    pub(super) async fn wait_for(&self, change: impl Future<Output = ()>) -> Option<Result<Outcome, LockError>> {
+    pub(super) async fn wait_for(&self, change: impl Future<Output = ()>) -> Option<End> {
         let deadline = self.deadline.map(tokio::time::sleep_until);
         tokio::select! {
             biased;
-            cancellation = self.cancelled() => Some(cancellation.into_outcome()),
-            Some(()) = OptionFuture::from(deadline) => Some(Cancellation::DeadlinePassed.into_outcome()),
+            end = self.cancelled() => Some(end),
+            Some(()) = OptionFuture::from(deadline) => Some(Ok(Outcome::Busy(None))),
             () = change => None,
         }
     }
 
     /// Waits until the caller's event loop can use a grant: it has responded within a third of the ttl. `Some`: the acquisition has
     /// ended.
-    pub(super) async fn wait_for_event_loop(&self) -> Option<Result<Outcome, LockError>> {
+    pub(super) async fn wait_for_event_loop(&self) -> Option<End> {
         let detector = &self.shared.stall_detector;
         detector.ping();
         let interval = CLOCK_CHECK_INTERVAL.min(self.claim.ttl.event_loop_timeout());
@@ -79,7 +61,7 @@ impl Acquisition {
     /// # Behavior
     /// At the deadline the lock is busy, unless the store has not answered the first waiter since the call: then the call waits on
     /// for an answer, as the first waiter does. A store that does not answer the first waiter does not answer this call either.
-    pub(super) async fn wait_for_position(&self, position: &Position) -> Option<Result<Outcome, LockError>> {
+    pub(super) async fn wait_for_position(&self, position: &Position) -> Option<End> {
         loop {
             let now = Instant::now();
             let is_late = self.deadline.is_some_and(|deadline| now >= deadline);
@@ -96,7 +78,7 @@ impl Acquisition {
             };
             tokio::select! {
                 biased;
-                cancellation = self.cancelled() => return Some(cancellation.into_outcome()),
+                end = self.cancelled() => return Some(end),
                 Some(()) = OptionFuture::from(end.map(tokio::time::sleep_until)) => {}
                 () = position.woken() => return None,
             }
@@ -119,11 +101,11 @@ impl Acquisition {
     }
 
     /// Subscribes to a name. `Err`: the acquisition has ended.
-    pub(super) async fn subscribe(&self, key: &Key) -> Result<Box<dyn Subscription>, Result<Outcome, LockError>> {
+    pub(super) async fn subscribe(&self, key: &Key) -> Result<Box<dyn Subscription>, End> {
         let subscribe = || self.shared.engine.subscribe(&self.claim, key);
         tokio::select! {
             answer = self.shared.with_retries("subscribe", self.store_timeout, subscribe) => answer.map_err(Err),
-            cancellation = self.cancelled() => Err(cancellation.into_outcome()),
+            end = self.cancelled() => Err(end),
         }
     }
 }

@@ -27,7 +27,6 @@ use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, Ttl};
 
 pub(super) use batch::renew_batch;
-pub use release::ReleaseOutcome;
 use renewal_window::RenewalWindow;
 
 /// The reason of a loss by `maxHoldMs`.

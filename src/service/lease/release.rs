@@ -17,73 +17,54 @@ use crate::service::event::{EventKind, add, sub};
 const SERVICE_CLOSED: &str = "its LockService was closed";
 const GONE_AT_RELEASE: &str = "the store no longer had it when it was released, before the end of its lease";
 
-/// The state of a lease at its release. A close waits for the second step while the token exists.
+/// The first step of a release. A close waits for the second step while the token exists.
 #[derive(Debug)]
-pub(in crate::service) enum ReleaseStart {
-    /// The lease was held.
-    Held(#[expect(dead_code, reason = "held, not read")] TaskTrackerToken),
-    /// It was released before, or the close releases it.
-    AlreadyReleased,
-    /// It is lost.
-    Lost(
-        LockError,
-        #[expect(dead_code, reason = "held, not read")] TaskTrackerToken,
-    ),
-}
-
-/// The outcome of a release.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReleaseOutcome {
-    /// This call released the lock.
-    Freed,
-    /// The lock was released before, or is lost.
-    NotHeld,
-}
-
-impl ReleaseOutcome {
-    /// Whether this call released the lock.
-    pub fn is_freed(self) -> bool {
-        self == ReleaseOutcome::Freed
-    }
+pub(in crate::service) struct ReleaseStart {
+    _call: TaskTrackerToken,
+    /// `None`: the lease was held.
+    loss: Option<LockError>,
 }
 
 impl Lease {
-    /// Ends the lease in this process: the first step.
-    pub(in crate::service) fn begin_release(&self, shared: &Shared) -> ReleaseStart {
+    /// Ends the lease in this process: the first step. `None`: it was released before, or the close releases it.
+    pub(in crate::service) fn begin_release(&self, shared: &Shared) -> Option<ReleaseStart> {
         // The token comes first: a close that starts after it waits for this release.
-        let token = shared.calls.token();
+        let _call = shared.calls.token();
         if shared.closing.is_cancelled() {
             self.state.lock().is_released_by_holder = true;
-            return ReleaseStart::AlreadyReleased;
+            return None;
         }
-        {
+        let loss = {
             let mut state = self.state.lock();
             match &state.phase {
-                Phase::Released => return ReleaseStart::AlreadyReleased,
-                Phase::Lost(loss) => return ReleaseStart::Lost(LockError::clone(loss), token),
-                Phase::Held if state.deadline.is_past() => return ReleaseStart::Lost(self.expired(&state), token),
+                Phase::Released => return None,
+                Phase::Lost(loss) => Some(LockError::clone(loss)),
+                Phase::Held if state.deadline.is_past() => Some(self.expired(&state)),
                 Phase::Held => {
                     state.phase = Phase::Released;
                     state.on_loss = None;
+                    None
                 }
             }
+        };
+        if loss.is_none() {
+            shared.scheduler.remove(self);
+            sub(&shared.counters.held);
         }
-        shared.scheduler.remove(self);
-        sub(&shared.counters.held);
-        ReleaseStart::Held(token)
+        Some(ReleaseStart { _call, loss })
     }
 
-    /// Returns the loss of a lease whose release returned [`ReleaseOutcome::NotHeld`], and that no caller had released before.
+    /// Returns the loss of a lease whose release returned `false`, and that no caller had released before.
     pub fn lost_at_release(&self, is_closed: bool) -> LockError {
         self.lost(if is_closed { SERVICE_CLOSED } else { GONE_AT_RELEASE })
     }
 
-    /// Releases the lease in the store: the second step.
+    /// Releases the lease in the store: the second step. Returns whether this call released it.
     ///
     /// # Behavior
     /// When the store fails, the release is repeated in the background until the lease has expired.
     ///
-    /// `Freed` is an assumption in two cases in which the store no longer has the lock. The reply to a request was lost, and the
+    /// `true` is an assumption in two cases in which the store no longer has the lock. The reply to a request was lost, and the
     /// repeated request finds the lock gone: the first one released it, unless the store lost its data. Or the answer came after
     /// the end of the lease: the lease expired before the store executed the release, and until this call the caller had the
     /// lock. A release leaves nothing in the store by which these cases differ from a loss.
@@ -94,24 +75,19 @@ impl Lease {
         self: &Arc<Self>,
         shared: &Arc<Shared>,
         start: &ReleaseStart,
-    ) -> Result<ReleaseOutcome, LockError> {
-        match start {
-            ReleaseStart::Held(_) => {
-                let outcome = self.release_in_store(shared, true).await?;
-                self.emit_released(shared, outcome != ReleaseOutcome::NotHeld);
-                Ok(outcome)
-            }
-            ReleaseStart::AlreadyReleased => Ok(ReleaseOutcome::NotHeld),
-            ReleaseStart::Lost(loss, _) => {
-                self.lose(shared, loss.clone());
-                if !shared.closing.is_cancelled() {
-                    // The lease in the store may last a little longer than the local deadline. During a close the list of
-                    // abandoned claims releases it.
-                    self.release_in_store(shared, false).await?;
-                }
-                Ok(ReleaseOutcome::NotHeld)
-            }
+    ) -> Result<bool, LockError> {
+        let Some(loss) = &start.loss else {
+            let is_freed = self.release_in_store(shared, true).await?;
+            self.emit_released(shared, is_freed);
+            return Ok(is_freed);
+        };
+        self.lose(shared, loss.clone());
+        if !shared.closing.is_cancelled() {
+            // The lease in the store may last a little longer than the local deadline. During a close the list of
+            // abandoned claims releases it.
+            self.release_in_store(shared, false).await?;
         }
+        Ok(false)
     }
 
     /// Ends the lease for a close: the first step reports it as lost. Returns whether the second step has to release it.
@@ -157,11 +133,7 @@ impl Lease {
     }
 
     /// Releases the lease in the store. `was_held`: it was held when its release was called.
-    async fn release_in_store(
-        self: &Arc<Self>,
-        shared: &Arc<Shared>,
-        was_held: bool,
-    ) -> Result<ReleaseOutcome, LockError> {
+    async fn release_in_store(self: &Arc<Self>, shared: &Arc<Shared>, was_held: bool) -> Result<bool, LockError> {
         let mut timeout = shared.store_timeout;
         // A renewal without an answer delays the release by at most half of the timeout. A renewal never re-creates the lock.
         let _guard = match self.try_begin_op(shared) {
@@ -197,10 +169,7 @@ impl Lease {
                 if self.doubtful || is_assumed && min_hold_until.is_some() {
                     in_background();
                 }
-                Ok(match answer {
-                    Released::NotHeld if !is_assumed => ReleaseOutcome::NotHeld,
-                    Released::NotHeld | Released::Freed => ReleaseOutcome::Freed,
-                })
+                Ok(answer == Released::Freed || is_assumed)
             }
             Err(error) => {
                 in_background();

@@ -43,7 +43,7 @@ async fn a_lease_that_was_handed_off_is_extended_to_its_ttl() {
         assert_eq!(*seen.lock().unwrap(), [EventKind::Waiting, EventKind::Acquired]);
         tokio::time::sleep(ms(20_000)).await;
         assert_eq!(engine.renewals.load(SeqCst) > 1, renew);
-        assert!(locks.release(&lease).await.unwrap().is_freed());
+        assert!(locks.release(&lease).await.unwrap());
     }
 }
 
@@ -68,7 +68,7 @@ async fn a_hand_off_that_is_received_after_its_end_is_granted_too_late() {
 #[tokio::test(start_paused = true)]
 async fn a_release_right_after_a_hand_off_is_the_only_command() {
     let (engine, locks, lease, _) = handed_off(options(30_000, 60_000)).await;
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     tokio::time::sleep(ms(100)).await;
     assert_eq!(engine.renewals.load(SeqCst), 0);
     assert_eq!(engine.attempts.load(SeqCst), 2);
@@ -81,7 +81,7 @@ async fn a_release_does_not_wait_for_the_extension_of_a_hand_off() {
     tokio::time::sleep(ms(15)).await;
     assert_eq!(engine.renewals.load(SeqCst), 1);
     let started = tokio::time::Instant::now();
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     assert_eq!(started.elapsed(), ms(0));
     assert!(!held_in_store(&engine, "n").await);
 }
@@ -141,10 +141,7 @@ async fn a_job_that_ended_before_its_lease_is_no_loss_although_its_release_is_ex
     let (engine, locks, lease, seen) = handed_off(options(30_000, 60_000)).await;
     engine.set(Fault::Stall(2500));
     assert!(lease.is_held());
-    assert!(
-        locks.release(&lease).await.unwrap().is_freed(),
-        "it was held until the call"
-    );
+    assert!(locks.release(&lease).await.unwrap(), "it was held until the call");
     assert_eq!((locks.stats().released, locks.stats().lost), (1, 0));
     assert_eq!(seen.lock().unwrap().last(), Some(&EventKind::Released));
     engine.set(Fault::None);
@@ -157,7 +154,7 @@ async fn a_job_that_ended_before_its_lease_is_no_loss_although_its_release_is_ex
     };
     let lease = take(&locks, "kept", min_hold).await;
     engine.set(Fault::Stall(1500));
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     engine.set(Fault::None);
     tokio::time::sleep(ms(2000)).await;
     assert!(is_busy(&locks, "kept").await);
@@ -168,7 +165,7 @@ async fn a_lock_that_is_gone_before_the_end_of_its_lease_is_a_loss_at_its_releas
     let (engine, locks, lease, seen) = handed_off(options(30_000, 60_000)).await;
     engine.store().force_release(&key("n")).await.unwrap();
     engine.set(Fault::Stall(100));
-    assert!(!locks.release(&lease).await.unwrap().is_freed());
+    assert!(!locks.release(&lease).await.unwrap());
     assert_eq!((locks.stats().released, locks.stats().lost), (0, 1));
     assert_eq!(seen.lock().unwrap().last(), Some(&EventKind::Lost));
 }

@@ -107,10 +107,7 @@ async fn leases_are_acquired_and_released_by_name() {
     let (engine, locks) = service();
     let other = another(&engine);
     let ttl = || options(1000, 0);
-    assert!(
-        !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
-        "never acquired"
-    );
+    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "never acquired");
     assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_some());
     assert!(
         locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_none(),
@@ -118,14 +115,11 @@ async fn leases_are_acquired_and_released_by_name() {
     );
     assert!(other.acquire_by_name(key("n"), ttl()).await.unwrap().is_none());
     assert!(
-        !other.release_by_name(&key("n")).await.unwrap().is_freed(),
+        !other.release_by_name(&key("n")).await.unwrap(),
         "the lock of another service"
     );
-    assert!(locks.release_by_name(&key("n")).await.unwrap().is_freed());
-    assert!(
-        !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
-        "released before"
-    );
+    assert!(locks.release_by_name(&key("n")).await.unwrap());
+    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "released before");
 
     assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_some());
     tokio::time::sleep(ms(1001)).await;
@@ -134,7 +128,7 @@ async fn leases_are_acquired_and_released_by_name() {
         "not renewed"
     );
     assert!(
-        !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
+        !locks.release_by_name(&key("n")).await.unwrap(),
         "another service holds it"
     );
     assert!(held_in_store(&engine, "n").await, "the successor keeps it");
@@ -268,7 +262,7 @@ async fn a_lock_is_restored_elsewhere() {
     assert_ne!(restored.token(), lease.token());
     let twice = restore(&other, &["n"], &lease, 1000).await.unwrap_err();
     assert_eq!((twice.code, twice.key.as_deref()), (Code::Lost, Some("n")));
-    assert!(other.release(&restored).await.unwrap().is_freed());
+    assert!(other.release(&restored).await.unwrap());
     let gone = restore(&other, &["n"], &restored, 1000).await.unwrap_err();
     assert_eq!((gone.code, gone.key.as_deref()), (Code::Lost, Some("n")));
     assert_eq!(other.stats().held, 0);
@@ -289,7 +283,7 @@ async fn the_former_holder_of_a_restored_lock_loses_it_and_cannot_release_it() {
     tokio::time::sleep(ms(1100)).await;
     assert!(!lease.is_held(), "lost at its next renewal");
     assert_eq!(reported.lock().unwrap().take().unwrap().code, Code::Lost);
-    assert!(!locks.release(&lease).await.unwrap().is_freed());
+    assert!(!locks.release(&lease).await.unwrap());
     let error = locks.extend(&unused, unused.ttl()).await.unwrap_err();
     assert_eq!(error.code, Code::Lost, "lost at its extension");
     locks.close().await;
@@ -299,8 +293,8 @@ async fn the_former_holder_of_a_restored_lock_loses_it_and_cannot_release_it() {
         assert!(held_in_store(&engine, name).await, "{name}");
         assert!(is_busy(&other, name).await, "{name}");
     }
-    assert!(other.release(&restored).await.unwrap().is_freed());
-    assert!(other.release(&second).await.unwrap().is_freed());
+    assert!(other.release(&restored).await.unwrap());
+    assert!(other.release(&second).await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -312,6 +306,6 @@ async fn a_close_does_not_release_a_transferred_lock() {
     locks.close().await;
     assert!(held_in_store(&engine, "n").await);
     assert!(restored.is_held());
-    assert!(other.release(&restored).await.unwrap().is_freed());
+    assert!(other.release(&restored).await.unwrap());
     assert!(!held_in_store(&engine, "n").await);
 }

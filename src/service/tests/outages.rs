@@ -42,7 +42,7 @@ async fn a_retry_after_a_lost_reply_does_not_block_itself() {
     let Outcome::Acquired(lease) = taking.await.unwrap().unwrap() else {
         panic!("blocked by itself")
     };
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     assert!(!held_in_store(&engine, "n").await);
 }
 
@@ -97,7 +97,7 @@ async fn an_attempt_that_is_executed_late_leaves_no_lock() {
     settle().await;
     engine.set(Fault::None);
     assert!(matches!(busy.await.unwrap().unwrap(), Outcome::Busy(_)));
-    assert!(locks.release(&granted.await.unwrap()).await.unwrap().is_freed());
+    assert!(locks.release(&granted.await.unwrap()).await.unwrap());
     other.release(&holder).await.unwrap();
     for name in ["n", "m"] {
         assert!(!held_in_store(&engine, name).await, "{name}");
@@ -168,7 +168,7 @@ async fn a_release_whose_reply_is_lost_is_a_release() {
     settle().await;
     assert!(!held_in_store(&engine, "n").await);
     engine.set(Fault::None);
-    assert!(releasing.await.unwrap().unwrap().is_freed());
+    assert!(releasing.await.unwrap().unwrap());
     assert_eq!((locks.stats().released, locks.stats().lost), (1, 0));
 }
 
@@ -183,11 +183,8 @@ async fn a_release_that_finds_the_lock_gone_does_not_count_as_freed() {
     let releasing = tokio::spawn(locks.release(&lease));
     settle().await;
     engine.set(Fault::None);
-    assert!(
-        !releasing.await.unwrap().unwrap().is_freed(),
-        "another service holds it"
-    );
-    assert!(other.release(&theirs).await.unwrap().is_freed());
+    assert!(!releasing.await.unwrap().unwrap(), "another service holds it");
+    assert!(other.release(&theirs).await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,9 +284,9 @@ async fn a_restore_whose_reply_is_lost_succeeds() {
     settle().await;
     engine.set(Fault::None);
     let restored = restoring.await.unwrap().unwrap();
-    assert!(!locks.release(&lease).await.unwrap().is_freed());
+    assert!(!locks.release(&lease).await.unwrap());
     assert!(held_in_store(&engine, "n").await);
-    assert!(other.release(&restored).await.unwrap().is_freed());
+    assert!(other.release(&restored).await.unwrap());
 }
 
 /// No caller knows its new token.
@@ -326,7 +323,7 @@ async fn a_refused_restore_does_not_change_the_holder() {
     tokio::time::sleep(ms(3000)).await;
     assert!(lease.is_held() && held_in_store(&engine, "n").await);
     let restored = restore(&other, &["n"], &lease, 60_000).await.unwrap();
-    assert!(other.release(&restored).await.unwrap().is_freed());
+    assert!(other.release(&restored).await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -388,7 +385,7 @@ async fn a_release_that_found_a_locked_row_has_released_nothing() {
         }
         engine.set(Fault::None);
     });
-    assert!(!released.unwrap().is_freed() && !forced.unwrap());
+    assert!(!released.unwrap() && !forced.unwrap());
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,7 +29,6 @@ struct Uv {
     prepare_init: unsafe extern "C" fn(*mut c_void, Handle) -> c_int,
     prepare_start: unsafe extern "C" fn(Handle, OnPrepare) -> c_int,
     set_data: unsafe extern "C" fn(Handle, *mut c_void),
-    get_data: unsafe extern "C" fn(Handle) -> *mut c_void,
     unref: unsafe extern "C" fn(Handle),
     backend_fd: unsafe extern "C" fn(*const c_void) -> c_int,
     backend_timeout: unsafe extern "C" fn(*const c_void) -> c_int,
@@ -68,7 +67,6 @@ impl Uv {
                 prepare_init: function(c"uv_prepare_init")?,
                 prepare_start: function(c"uv_prepare_start")?,
                 set_data: function(c"uv_handle_set_data")?,
-                get_data: function(c"uv_handle_get_data")?,
                 unref: function(c"uv_unref")?,
                 backend_fd: function(c"uv_backend_fd")?,
                 backend_timeout: function(c"uv_backend_timeout")?,
@@ -101,6 +99,15 @@ struct PollData {
     socket: Arc<dyn Socket>,
     /// Whether libuv also polls until the socket takes more.
     awaits_space: Cell<bool>,
+}
+
+impl PollData {
+    /// # Safety
+    /// The poll handle is not closed while the reference is used.
+    unsafe fn of<'a>(poll: Handle) -> &'a Self {
+        // SAFETY: `serve` has set the data of a handle on the list.
+        unsafe { &*data(poll).cast() }
+    }
 }
 
 impl UvLoop {
@@ -181,7 +188,7 @@ impl UvLoop {
         let polls = self.polls.borrow().clone();
         for poll in polls {
             // SAFETY: a handle on the list has not been closed.
-            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PollData>() };
+            let served = unsafe { PollData::of(poll) };
             if !served.socket.flush() {
                 self.drop_poll(poll);
                 continue;
@@ -202,7 +209,7 @@ impl UvLoop {
     fn busy_poll(&self) {
         let polls = self.polls.borrow();
         // SAFETY: a handle on the list has not been closed.
-        let served = |poll: &Handle| unsafe { &*(self.uv.get_data)(*poll).cast::<PollData>() };
+        let served = |poll: &Handle| unsafe { PollData::of(*poll) };
         let mut awaiting = polls
             .iter()
             .map(|poll| &served(poll).socket)
@@ -251,7 +258,7 @@ impl UvLoop {
     pub(super) fn end(&self) {
         for poll in std::mem::take(&mut *self.polls.borrow_mut()) {
             // SAFETY: as in `flush`.
-            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PollData>() };
+            let served = unsafe { PollData::of(poll) };
             served.socket.end();
             // SAFETY: as in `drop_poll`.
             unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
@@ -324,9 +331,8 @@ fn catch_panic(work: impl FnOnce()) {
 /// status libuv has stopped polling the socket: the peer has reset the connection.
 unsafe extern "C" fn on_poll(poll: Handle, status: c_int, _: c_int) {
     catch_panic(|| {
-        let Some(data) = Uv::data(poll) else { return };
-        // SAFETY: the data of a poll handle, until it is closed.
-        let served = unsafe { &*data.cast::<PollData>() };
+        // SAFETY: the handle has not been closed.
+        let served = unsafe { PollData::of(poll) };
         let bridge = served.bridge.clone();
         let Some(uv_loop) = &bridge.uv_loop else { return };
         let mut open = served.socket.readable();
@@ -345,11 +351,11 @@ unsafe extern "C" fn on_poll(poll: Handle, status: c_int, _: c_int) {
 /// Runs ticks before the loop sleeps, sends requests, and busy-polls.
 unsafe extern "C" fn on_prepare(prepare: Handle) {
     catch_panic(|| {
-        let Some(data) = Uv::data(prepare) else { return };
         // SAFETY: the data of the prepare handle, which owns one reference to the bridge.
         let bridge = unsafe {
-            Rc::increment_strong_count(data.cast::<Bridge>());
-            Rc::from_raw(data.cast::<Bridge>())
+            let bridge = data(prepare).cast::<Bridge>();
+            Rc::increment_strong_count(bridge);
+            Rc::from_raw(bridge)
         };
         let Some(uv_loop) = &bridge.uv_loop else { return };
         // The microtasks of a tick may make more calls ready. The loop sleeps after this callback.
@@ -367,29 +373,27 @@ unsafe extern "C" fn on_prepare(prepare: Handle) {
     });
 }
 
-impl Uv {
-    /// Returns a handle's data: the first field of every handle (libuv's manual, `uv_handle_t.data`).
-    fn data(handle: Handle) -> Option<*const c_void> {
-        // SAFETY: the handle lives until its close callback.
-        let data = unsafe { *handle.cast::<*const c_void>() };
-        (!data.is_null()).then_some(data)
-    }
+/// Returns a handle's data: the first field of every handle (libuv's manual, `uv_handle_t.data`).
+///
+/// # Safety
+/// The close callback of the handle has not ended.
+unsafe fn data(handle: Handle) -> *mut c_void {
+    // SAFETY: the handle lives until its close callback.
+    unsafe { *handle.cast::<*mut c_void>() }
 }
 
 unsafe extern "C" fn on_poll_closed(poll: Handle) {
-    if let Some(data) = Uv::data(poll) {
-        // SAFETY: boxed in `serve`; a handle is closed once.
-        drop(unsafe { Box::from_raw(data.cast_mut().cast::<PollData>()) });
+    // SAFETY: boxed in `serve`, and allocated by `handle`; a handle is closed once.
+    unsafe {
+        drop(Box::from_raw(data(poll).cast::<PollData>()));
+        libc::free(poll);
     }
-    // SAFETY: allocated by `handle`.
-    unsafe { libc::free(poll) };
 }
 
 unsafe extern "C" fn on_prepare_closed(prepare: Handle) {
-    if let Some(data) = Uv::data(prepare) {
-        // SAFETY: the reference that `serve` leaked.
-        drop(unsafe { Rc::from_raw(data.cast::<Bridge>()) });
+    // SAFETY: the reference that `activate` leaked, and the memory that `handle` allocated.
+    unsafe {
+        drop(Rc::from_raw(data(prepare).cast::<Bridge>()));
+        libc::free(prepare);
     }
-    // SAFETY: allocated by `handle`.
-    unsafe { libc::free(prepare) };
 }

@@ -26,7 +26,7 @@ async fn a_lease_is_renewed_at_a_third_of_its_ttl() {
     // At a third, or up to a tenth of it earlier.
     assert!((30..=33).contains(&renewals), "{renewals} renewals in ten ttls");
     assert!(is_busy(&another(&engine), "n").await);
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     tokio::time::sleep(ms(2000)).await;
     assert_eq!(
         engine.renewals.load(SeqCst),
@@ -57,7 +57,7 @@ async fn the_local_deadline_is_before_the_expiry_in_the_store() {
     assert_eq!(loss.lock().unwrap().as_ref().unwrap().code, Code::Lost);
     assert!(held_in_store(&engine, "n").await, "it has not expired in the store");
     assert!(
-        !locks.release(&lease).await.unwrap().is_freed(),
+        !locks.release(&lease).await.unwrap(),
         "the lease was lost before the release"
     );
     assert!(
@@ -79,7 +79,7 @@ async fn a_failed_renewal_is_not_a_loss() {
         tokio::time::sleep(ms(60_000)).await;
         assert!(lease.is_held(), "{fault:?}");
         assert!(loss.lock().unwrap().is_none(), "{fault:?}");
-        assert!(locks.release(&lease).await.unwrap().is_freed(), "{fault:?}");
+        assert!(locks.release(&lease).await.unwrap(), "{fault:?}");
     }
 }
 
@@ -125,7 +125,7 @@ async fn a_deleted_lock_is_lost_at_the_next_renewal() {
         locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code,
         Code::Lost
     );
-    assert!(!locks.release(&lease).await.unwrap().is_freed());
+    assert!(!locks.release(&lease).await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,7 +175,7 @@ async fn min_hold_keeps_the_name_busy() {
     };
     let lease = take(&locks, "n", short.clone()).await;
     tokio::time::sleep(ms(300)).await;
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     assert!(!lease.is_held());
     let other = another(&engine);
     tokio::time::sleep(ms(650)).await;
@@ -185,7 +185,7 @@ async fn min_hold_keeps_the_name_busy() {
     tokio::time::sleep(ms(100)).await;
     let lease = take(&locks, "n", short).await;
     tokio::time::sleep(ms(1100)).await;
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     assert!(
         !is_busy(&other, "n").await,
         "after the minimum, the name is free at once"
@@ -261,7 +261,7 @@ async fn a_release_waits_for_the_renewal_in_progress() {
     let lease = take(&locks, "n", options(900, 0)).await;
     engine.set(Fault::SlowReply(40));
     tokio::time::sleep(ms(310)).await;
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     assert!(!held_in_store(&engine, "n").await);
     tokio::time::sleep(ms(2000)).await;
     assert!(!held_in_store(&engine, "n").await);
@@ -343,7 +343,7 @@ async fn operations_of_one_lease_do_not_overlap() {
     assert_eq!(ends, [50, 100, 150, 50]);
     let last = extend(&lease);
     settle().await;
-    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert!(locks.release(&lease).await.unwrap());
     assert_eq!(started.elapsed(), ms(250), "after the extension");
     assert_eq!(last.await.unwrap(), 200);
 }
