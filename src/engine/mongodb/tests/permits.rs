@@ -6,7 +6,8 @@ use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress, WriteCon
 
 use super::queue::{hold, notified, release, two, wait, waiting};
 use super::*;
-use crate::engine::mongodb::config::{ClientSettings, PemText};
+use crate::engine::TlsFiles;
+use crate::engine::mongodb::config::ClientSettings;
 use crate::engine::mongodb::connection::openings::OpenConnections;
 use crate::engine::mongodb::connection::pool::{Class, Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
@@ -22,7 +23,7 @@ fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
     let monitor = ServerMonitor::new(&options);
     let settings = ClientSettings {
         options,
-        pem: PemText::default(),
+        tls: TlsFiles::default(),
     };
     let client = settings.client().unwrap();
     let namespace = Namespace {
