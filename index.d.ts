@@ -193,11 +193,11 @@ export interface TlsOptions {
   caFile?: string | undefined
   /** The client's certificate, as PEM text. */
   cert?: string | undefined
-  /** The path of the file with `cert`. For MongoDB one file contains certificate and key. */
+  /** The path of the file with `cert`. */
   certFile?: string | undefined
   /** The client's private key, as PEM text. Without it, the key is expected together with the certificate. */
   key?: string | undefined
-  /** The path of the file with `key` (Redis, PostgreSQL, MySQL, etcd, ZooKeeper). */
+  /** The path of the file with `key`. */
   keyFile?: string | undefined
   /**
    * The host name in the certificate of the server, if it is not the host of the URL (Redis). Sentinels are expected to have it as well.

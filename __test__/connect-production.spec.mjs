@@ -199,8 +199,8 @@ it('MongoDB: certificates as text', { timeout: 90_000 }, async (t) => {
   assert.deepEqual([JSON.parse(stdout), readdirSync(folder)], [[], []], 'no file with a private key stays')
   /** @type {[tls: object, message: RegExp][]} */
   const wrong = [
-    [{ ca: 'no PEM' }, /^tls\.ca must be PEM text with a certificate, got text with no certificate$/],
-    [{ ca, cert: text.cert }, /^tls\.cert must be .*and its private key, got text with no private key$/],
+    [{ ca: 'no PEM' }, /^tls\.ca must be the text of a PEM file .*, got text without a certificate$/],
+    [{ ca, cert: text.cert }, /^tls\.keyFile must be set, .* has no private key, got only tls\.certFile or tls\.cert$/],
   ]
   for (const [tls, message] of wrong) {
     const error = await rejects(connectWith(mongod.url, { tls }), 'LOCK_INVALID_ARGUMENT')

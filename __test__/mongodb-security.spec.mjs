@@ -253,6 +253,7 @@ withMongod('TLS sends the client certificate', async (fixture) => {
   const { ca, server: identity, client, forged } = await authorities(fixture)
   const server = await fixture.start({ args: requireTls(identity, ca) })
   await locksWork(fixture, urlOf(server), { tls: { caFile: ca, certFile: client.both } })
+  await locksWork(fixture, urlOf(server), { tls: { caFile: ca, certFile: client.cert, keyFile: client.key } })
   const url = `tls=true&tlsCAFile=${encodeURIComponent(ca)}&tlsCertificateKeyFile=${encodeURIComponent(client.both)}`
   await locksWork(fixture, urlOf(server, { options: url }))
   // Retryable: a server that shuts down closes the connection in the same way.

@@ -16,7 +16,6 @@ use super::{
     Result, Subscription,
 };
 use crate::clock::Moment;
-use crate::engine::EngineExt;
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process};
 
 static STORES: LazyLock<Mutex<HashMap<String, Weak<MemoryEngine>>>> = LazyLock::new(Mutex::default);
@@ -287,6 +286,7 @@ impl Subscription for MemorySubscription {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::EngineExt;
     use crate::model::Ttl;
 
     crate::engine::contract::contract_tests!(async |prefix: String| {

@@ -55,6 +55,7 @@ pub mod sql;
 mod target;
 #[cfg(any(
     feature = "etcd",
+    feature = "mongodb",
     feature = "mysql",
     feature = "postgres",
     feature = "redis",

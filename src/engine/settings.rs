@@ -93,7 +93,7 @@ pub type Resolver = dyn Fn(&str, &str) -> BoxFuture<'static, Result<Records, Str
 pub struct TlsFiles {
     /// The certificate authorities, instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// The client's certificate (MongoDB: certificate and private key in one file).
+    /// The client's certificate. It may have the private key, too.
     pub cert_file: Option<PathBuf>,
     /// The client's private key.
     pub key_file: Option<PathBuf>,

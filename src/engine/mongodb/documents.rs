@@ -113,21 +113,6 @@ pub(super) fn still_held(ttl: Ttl) -> Document {
     doc! { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: end }] }
 }
 
-/// Returns the pipeline of an attempt where names have no queues.
-///
-/// # Behavior
-/// Extends a document of this owner, acquires a missing or expired one, and leaves any other unchanged. The server then writes
-/// nothing: no oplog entry, no event.
-pub(super) fn acquire(claim: &Claim) -> Vec<Document> {
-    vec![doc! { "$replaceWith": { "$switch": {
-        "branches": [
-            { "case": is_of(&claim.owner), "then": still_held(claim.ttl) },
-            { "case": is_free(), "then": acquired(claim) },
-        ],
-        "default": "$$ROOT",
-    } } }]
-}
-
 /// Returns the pipeline of a renewal of this claim. `tick`: the token of the owner, for a document that has none.
 ///
 /// # Behavior
@@ -180,12 +165,17 @@ pub(super) fn keep_busy(owner: &OwnerToken, keep: Duration) -> Vec<Document> {
     ]
 }
 
-/// Returns the filter of the documents of these names that belong to this owner, expired or not.
-pub(super) fn owned(ids: &[String], owner: &OwnerToken) -> Document {
-    let mut filter = match ids {
+/// Returns the filter of the documents of these names.
+pub(super) fn named(ids: &[String]) -> Document {
+    match ids {
         [id] => doc! { "_id": id.as_str() },
         ids => doc! { "_id": { "$in": ids } },
-    };
+    }
+}
+
+/// Returns the filter of the documents of these names that belong to this owner, expired or not.
+pub(super) fn owned(ids: &[String], owner: &OwnerToken) -> Document {
+    let mut filter = named(ids);
     filter.insert(OWNER, owner.as_str());
     filter
 }

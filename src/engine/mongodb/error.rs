@@ -175,10 +175,7 @@ impl Failure {
     }
 
     fn own(&self) -> Option<&OwnFailure> {
-        match &*self.0.kind {
-            ErrorKind::Custom(reason) => reason.downcast_ref(),
-            _ => None,
-        }
+        self.0.get_custom()
     }
 
     /// Whether the user has not the right.

@@ -111,10 +111,10 @@ impl Core {
         format!("{}{key}", self.prefix)
     }
 
-    /// Leaves the tokens of claims that are released unwritten.
-    fn forget_tokens(&self, claims: &[&Claim]) {
+    /// Leaves the token of a claim that is released unwritten.
+    fn forget_token(&self, claim: &Claim) {
         if let Some(unwritten) = &self.unwritten {
-            claims.iter().for_each(|claim| unwritten.forget(&claim.owner));
+            unwritten.forget(&claim.owner);
         }
     }
 

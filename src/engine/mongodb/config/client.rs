@@ -1,73 +1,46 @@
 //! Creates clients of the driver, also with certificates as text: the driver reads certificates from files only.
 
-use std::fs::OpenOptions;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use mongodb::Client;
 use mongodb::error::Result;
 use mongodb::options::{ClientOptions, Tls};
+use tempfile::TempPath;
 
 use crate::engine::TlsFiles;
-
-/// PEM text of the TLS settings.
-#[derive(Clone, Default)]
-pub(crate) struct PemText {
-    ca: Option<String>,
-    /// Certificate and private key: the driver expects one file with both.
-    cert_and_key: Option<String>,
-}
-
-impl PemText {
-    pub(super) fn of(tls: &TlsFiles) -> Self {
-        let parts: Vec<&str> = [&tls.cert, &tls.key]
-            .into_iter()
-            .flatten()
-            .map(String::as_str)
-            .collect();
-        PemText {
-            ca: tls.ca.clone(),
-            cert_and_key: (!parts.is_empty()).then(|| parts.join("\n")),
-        }
-    }
-
-    /// Returns each text, with the name of its setting.
-    pub(super) fn parts(&self) -> [(&'static str, Option<&str>); 2] {
-        [
-            ("tls.ca", self.ca.as_deref()),
-            ("tls.cert", self.cert_and_key.as_deref()),
-        ]
-    }
-}
+use crate::engine::tls::Pem;
 
 /// What a client is created from.
 #[derive(Clone)]
 pub(crate) struct ClientSettings {
     pub(crate) options: ClientOptions,
-    pub(crate) pem: PemText,
+    pub(crate) tls: TlsFiles,
 }
 
 impl ClientSettings {
     /// Creates a client.
     ///
     /// # Behavior
-    /// PEM text is in files of the temporary folder during this call. The driver (mongodb 3.9.1, `sdam/topology.rs`) reads them
-    /// here and not again.
+    /// What is not in the files that the driver expects is in temporary files during this call. The driver (mongodb 3.9.1,
+    /// `sdam/topology.rs`) reads them here and not again.
     ///
     /// # Errors
-    /// A file cannot be written, or has not the content that the driver expects.
+    /// A file cannot be read or written, or has not the content that the driver expects.
     pub(crate) fn client(&self) -> Result<Client> {
         let mut options = self.options.clone();
         let mut files = Vec::new();
         if let Some(Tls::Enabled(tls)) = &mut options.tls {
-            for (setting, text) in self.pem.parts() {
-                let Some(text) = text else { continue };
-                let file = TemporaryFile::write(setting, text)?;
-                match setting {
-                    "tls.ca" => tls.ca_file_path = Some(file.0.clone()),
-                    _ => tls.cert_key_file_path = Some(file.0.clone()),
-                }
-                files.push(file);
+            let Pem { authorities, client } = Pem::read(&self.tls).map_err(io::Error::from)?;
+            if let Some(text) = authorities.filter(|_| self.tls.ca.is_some()) {
+                tls.ca_file_path = Some(write("tls.ca", &text, &mut files)?);
+            }
+            let has_other_parts = self.tls.cert.is_some() || self.tls.key.is_some() || self.tls.key_file.is_some();
+            if let Some((cert, key)) = client.filter(|_| has_other_parts) {
+                // The driver expects one file with both.
+                let mut parts = vec![cert, key];
+                parts.dedup();
+                tls.cert_key_file_path = Some(write("tls.cert", &parts.join(&b'\n'), &mut files)?);
             }
         }
         Client::with_options(options)
@@ -83,37 +56,18 @@ impl ClientSettings {
     }
 }
 
-/// A file in the system's temporary folder that only this user can read. It is removed when this is dropped.
-struct TemporaryFile(PathBuf);
-
-impl TemporaryFile {
-    fn write(setting: &str, text: &str) -> io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("holdfast-{}.pem", uuid::Uuid::new_v4()));
-        let written = create(&path).and_then(|mut file| {
-            let this = TemporaryFile(path.clone());
-            file.write_all(text.as_bytes()).map(|()| this)
-        });
-        written.map_err(|error| {
-            let path = path.display();
-            let text = format!("{setting} cannot be written to {path}, where the driver of MongoDB reads it: {error}");
-            io::Error::new(error.kind(), text)
-        })
-    }
-}
-
-fn create(path: &Path) -> io::Result<std::fs::File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
-}
-
-impl Drop for TemporaryFile {
-    fn drop(&mut self) {
-        // A cleaner of temporary files may have removed it.
-        let _ = std::fs::remove_file(&self.0);
-    }
+/// Writes PEM to a temporary file that only this user can read. It is removed when `files` are dropped.
+fn write(setting: &str, pem: &[u8], files: &mut Vec<TempPath>) -> io::Result<PathBuf> {
+    let file = tempfile::Builder::new().prefix("holdfast-").suffix(".pem").tempfile();
+    let written = file.and_then(|mut file| file.write_all(pem).map(|()| file.into_temp_path()));
+    let file = written.map_err(|error| {
+        let text =
+            format!("{setting} cannot be written to a temporary file, where the driver of MongoDB reads it: {error}");
+        io::Error::new(error.kind(), text)
+    })?;
+    let path = file.to_path_buf();
+    files.push(file);
+    Ok(path)
 }
 
 #[cfg(test)]
@@ -122,28 +76,15 @@ mod tests {
 
     #[test]
     fn text_is_in_a_private_file_that_is_removed() {
-        let file = TemporaryFile::write("tls.ca", "authority").unwrap();
-        let path = file.0.clone();
+        let mut files = Vec::new();
+        let path = write("tls.ca", b"authority", &mut files).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "authority");
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
             assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         }
-        drop(file);
+        drop(files);
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn certificate_and_key_are_one_text() {
-        let tls = TlsFiles {
-            cert: Some("certificate".into()),
-            key: Some("key".into()),
-            ..TlsFiles::default()
-        };
-        let [(_, ca), (_, both)] = PemText::of(&tls)
-            .parts()
-            .map(|(setting, text)| (setting, text.map(str::to_owned)));
-        assert_eq!((ca, both), (None, Some("certificate\nkey".to_owned())));
     }
 }

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use mongodb::options::{Acknowledgment, ConnectionString, HostInfo};
 
-pub(crate) use self::client::{ClientSettings, PemText};
+pub(crate) use self::client::ClientSettings;
 use self::srv::Srv;
-use crate::engine::{Settings, Warnings};
+use crate::engine::{Settings, TlsFiles, Warnings};
 use crate::error::LockError;
 
 /// The database of a URL without one, as in the official Node.js driver, which users of the gist have.
@@ -32,7 +32,7 @@ pub struct MongodbConfig {
     pub(crate) collection: String,
     pub(crate) prefix: String,
     pub(crate) timeout: Duration,
-    pub(crate) pem: PemText,
+    pub(crate) tls: TlsFiles,
     /// Receives the warnings.
     pub(crate) warnings: Option<Arc<Warnings>>,
 }
@@ -91,8 +91,7 @@ impl MongodbConfig {
             .map_err(|rule| LockError::invalid("target", rule, url::shown(url)))?;
         let advice = "the driver of MongoDB expects the host of the URL in the certificate";
         settings.tls.reject_server_name(advice)?;
-        let pem = PemText::of(&settings.tls);
-        connection.tls = tls::with_settings(connection.tls.take(), &settings.tls, &pem)?;
+        connection.tls = tls::with_settings(connection.tls.take(), &settings.tls)?;
         let collection = settings.collection.as_str();
         if collection.is_empty() || collection.contains(['$', '\0']) || collection.starts_with("system.") {
             let rule = "must be the name of a MongoDB collection (not empty, no \"$\", not starting with \"system.\")";
@@ -106,7 +105,7 @@ impl MongodbConfig {
             collection: collection.to_owned(),
             prefix: settings.key_prefix.clone().unwrap_or_default(),
             timeout: settings.store_timeout,
-            pem,
+            tls: settings.tls.clone(),
             warnings: settings.warnings.clone(),
             connection,
             srv,

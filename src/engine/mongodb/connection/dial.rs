@@ -57,7 +57,7 @@ impl MongodbEngine {
         options.cmap_event_handler = Some(open.handler());
         let settings = ClientSettings {
             options,
-            pem: config.pem.clone(),
+            tls: config.tls.clone(),
         };
         // Fails for invalid certificates.
         let client = settings.client().map_err(|error| {

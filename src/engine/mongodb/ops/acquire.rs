@@ -24,24 +24,40 @@ pub(super) const ROUNDS: usize = 3;
 pub(super) const SOON: Duration = Duration::from_millis(1);
 
 impl Core {
-    /// The engine's `try_acquire`: one attempt with one permit, in a task of its own.
+    /// The engine's `try_acquire`.
+    pub(crate) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
+        let copy = Arc::new(claim.clone());
+        let claims = vec![copy.clone()];
+        let steps = |core: Arc<Core>, caller| async move { core.acquire(&copy, &caller, None).await };
+        self.in_attempt(claims, steps).await
+    }
+
+    /// Makes the steps of an attempt for these claims, one at least, with one permit, in a task of its own.
     ///
     /// # Behavior
     /// An attempt that is dropped before it has a permit sends nothing. When it is dropped later, its task rolls back what it
     /// wrote, with the same permit.
-    pub(crate) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
-        self.attempts.ended(&claim.owner).await;
-        let permit = self.pool.permit(self.class(&[claim])).await;
-        claim.mark_sent();
-        let (waiting, mut working, caller) = self.attempts.begin(vec![claim.owner.clone()]);
-        let (core, claim) = (self.clone(), claim.clone());
+    pub(super) async fn in_attempt<T, F>(
+        self: &Arc<Self>,
+        claims: Vec<Arc<Claim>>,
+        steps: impl FnOnce(Arc<Self>, Caller) -> F,
+    ) -> Outcome<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
+    {
+        for claim in &claims {
+            self.attempts.ended(&claim.owner).await;
+        }
+        let permit = self.pool.permit(self.class(&claims)).await;
+        claims.iter().for_each(|claim| claim.mark_sent());
+        let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
+        let (waiting, mut working, caller) = self.attempts.begin(owners);
+        let (core, steps) = (self.clone(), steps(self.clone(), caller.clone()));
         let attempt = async move {
-            let outcome = core.acquire(&claim, &caller, None).await;
-            // A busy answer to a claim that does not wait means that nothing was written.
-            if claim.waiting || !matches!(outcome, Ok(Acquired::Held { .. })) {
-                core.roll_back_if_dropped(&[&claim], &caller, outcome.as_ref().err())
-                    .await;
-            }
+            let outcome = steps.await;
+            core.roll_back_if_dropped(&claims, &caller, outcome.as_ref().err())
+                .await;
             working.note(&outcome);
             drop(working);
             outcome
@@ -66,7 +82,7 @@ impl Core {
 
     /// Releases what the claims of a dropped attempt hold, and removes their positions. After a server failure it does nothing:
     /// the service repeats the release.
-    pub(crate) async fn roll_back_if_dropped(&self, claims: &[&Claim], caller: &Caller, failure: Option<&Failure>) {
+    async fn roll_back_if_dropped(&self, claims: &[Arc<Claim>], caller: &Caller, failure: Option<&Failure>) {
         if caller.is_gone() && failure.is_none_or(Failure::is_cancelled) {
             let rolled_back = self.release_claims(claims).await;
             if let Err(failure) = rolled_back {
@@ -90,11 +106,8 @@ impl Core {
                 Err(held) => return Ok(held),
             };
             newest = newest.max(newest_of(&names));
-            caller.check()?;
             if let Some(fence) = self.stamp_all(claim, caller, &names, &mut newest).await? {
-                if let Some(queue) = &self.queue {
-                    queue.known.leave(&claim.owner);
-                }
+                self.leave_queue(claim);
                 self.index.check_if_due();
                 return Ok(Acquired::Granted { fence });
             }

@@ -32,9 +32,14 @@ pub(crate) enum NameOutcome {
 }
 
 impl NameOutcome {
-    /// Reads an answer. `None`: the calculated fields are missing, because the driver retried the command. The caller then
-    /// repeats the step.
-    pub(crate) fn of(document: &Document, owner: &OwnerToken, is_settled: bool) -> Option<Self> {
+    /// Reads an answer. `open`: the waiter's use of the change stream. `None`: the calculated fields are missing, because the driver
+    /// retried the command. The caller then repeats the step.
+    pub(crate) fn of(
+        document: &Document,
+        owner: &OwnerToken,
+        is_settled: bool,
+        open: Option<StreamUse>,
+    ) -> Option<Self> {
         if documents::is_owned_by(document, owner) {
             return Some(NameOutcome::Acquired(Unstamped {
                 stamp: Stamp::of(document),
@@ -45,7 +50,7 @@ impl NameOutcome {
         documents::is_answer(document).then(|| {
             NameOutcome::Busy(Busy {
                 left: documents::remaining(document),
-                position: None,
+                position: documents::position(document).map(|number| (number, open)),
                 ahead: documents::ahead(document),
                 is_foreign: documents::owner(document).is_none(),
             })
@@ -96,7 +101,6 @@ impl Core {
         // All names in one command, until one of them is busy.
         let mut at_once = claim.keys().len();
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
-            caller.check()?;
             let is_awaited = awaited.as_ref() == Some(key);
             let (is_busy, answer) = self.look_first(key, claim, is_awaited).await?;
             if answer.is_some() {
@@ -155,7 +159,6 @@ impl Core {
     /// has the full write concern. A busy answer does not wait for other members.
     async fn acquire_name(&self, key: &Key, claim: &Claim, caller: &Caller, number: u64) -> Outcome<NameOutcome> {
         let id = self.id(key);
-        caller.check()?;
         if !claim.waiting
             && claim.ttl.duration() >= SHORTEST_ESTIMATED
             && let Some((busy, _)) = self.find_busy(&id, claim).await?
@@ -170,19 +173,12 @@ impl Core {
             }
         }
         // Do not enqueue before the stream is open: a hand-off would be lost.
-        match queue {
-            Some(queue) => {
-                let open = caller.while_here(queue.open_stream()).await?;
-                caller.check()?;
-                let waiter = Waiter {
-                    process: &queue.process,
-                    number,
-                    takes_grants: queue.takes_grants && open.is_some(),
-                };
-                self.acquire_or_enqueue(&id, claim, caller, Some(waiter), open).await
-            }
-            None => self.acquire_or_enqueue(&id, claim, caller, None, None).await,
-        }
+        let open = match queue {
+            Some(queue) => caller.while_here(queue.open_stream()).await?,
+            None => None,
+        };
+        let waiter = queue.map(|queue| queue.waiter(number, &open));
+        self.acquire_or_enqueue(&id, claim, caller, waiter, open).await
     }
 
     /// Acquires a name that probably has a document, or enters its queue as `waiter`. `open`: the waiter's use of the change
@@ -195,49 +191,58 @@ impl Core {
         waiter: Option<Waiter<'_>>,
         open: Option<StreamUse>,
     ) -> Outcome<NameOutcome> {
-        // A waiter with a position probably confirms a hand-off, and then this is the only step.
-        let has_position = waiter.as_ref().is_some_and(|waiter| waiter.number > 0);
-        let is_settled = has_position && !self.pool.is_without_majority();
-        let steps = match &self.queue {
-            Some(_) => pipelines::acquire(claim, waiter.as_ref()),
-            None => documents::acquire(claim),
-        };
+        let is_settled = self.is_settled(waiter.as_ref().map_or(0, |waiter| waiter.number));
+        let steps = pipelines::acquire(claim, waiter.as_ref());
         let fields = match &waiter {
             Some(_) => documents::waiter_fields(&claim.owner),
             None => documents::attempt_fields(),
         };
-        let mut session = caller.session.get(&self.pool).await?;
-        let Session { connected, session } = &mut *session;
         for _ in 0..ROUNDS {
-            let update = connected
-                .locks_for(is_settled)
-                .find_one_and_update(documents::one_or_none(id), steps.clone())
-                .upsert(true)
-                .return_document(ReturnDocument::After)
-                .projection(fields.clone())
-                .session(&mut *session);
-            let sent = Moment::now();
-            let document = match update.await.map_err(Failure::from) {
-                Ok(Some(document)) => document,
-                Ok(None) => break,
-                // Another client inserted the document at the same time.
-                Err(failure) if failure.is_duplicate_key() => continue,
-                Err(failure) => return Err(failure),
-            };
-            if let (Some(queue), Some(_)) = (&self.queue, &waiter) {
-                queue.read_clock(sent, &document);
-            }
-            if let Some(outcome) = NameOutcome::of(&document, &claim.owner, is_settled) {
-                return Ok(match outcome {
-                    NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
-                        position: documents::position(&document).map(|number| (number, open)),
-                        ..busy
-                    }),
-                    acquired => acquired,
-                });
+            let sent = self.send_attempt(id, steps.clone(), fields.clone(), is_settled, caller);
+            let document = sent.await?.unwrap_or_default();
+            if let Some(outcome) = NameOutcome::of(&document, &claim.owner, is_settled, open.clone()) {
+                return Ok(outcome);
             }
         }
         Ok(NameOutcome::Busy(Busy::without_position(Some(SOON))))
+    }
+
+    /// Whether an attempt of the waiter with this number has the full write concern. It probably confirms a hand-off, and then this is
+    /// the only step.
+    pub(super) fn is_settled(&self, number: u64) -> bool {
+        number > 0 && !self.pool.is_without_majority()
+    }
+
+    /// Sends the command of an attempt for one name. Returns the document after it. `None`: another client inserted the document at the
+    /// same time.
+    pub(super) async fn send_attempt(
+        &self,
+        id: &str,
+        steps: Vec<Document>,
+        fields: Document,
+        is_settled: bool,
+        caller: &Caller,
+    ) -> Outcome<Option<Document>> {
+        let mut session = caller.session(&self.pool).await?;
+        let Session { connected, session } = &mut *session;
+        let update = connected
+            .locks_for(is_settled)
+            .find_one_and_update(documents::one_or_none(id), steps)
+            .upsert(true)
+            .return_document(ReturnDocument::After)
+            .projection(fields)
+            .session(session);
+        let sent = Moment::now();
+        match update.await.map_err(Failure::from) {
+            Err(failure) if failure.is_duplicate_key() => Ok(None),
+            answer => {
+                let document = answer?;
+                if let (Some(queue), Some(document)) = (&self.queue, &document) {
+                    queue.clock.read(sent, document);
+                }
+                Ok(document)
+            }
+        }
     }
 
     /// Inserts the documents of up to `at_once` free names, in one command that stops at the first busy one. Adds the names to
@@ -264,7 +269,7 @@ impl Core {
             .map(|key| documents::inserted(&self.id(key), claim, &estimated))
             .collect();
         let requested = documents.len();
-        let mut session = caller.session.get(&self.pool).await?;
+        let mut session = caller.session(&self.pool).await?;
         let Session { connected, session } = &mut *session;
         let locks = connected.locks_for(is_grant || needs_no_stamp);
         let insertion = async {
@@ -300,9 +305,11 @@ impl Core {
         };
         let found = self.locks().find_one(doc! { "_id": id }).projection(fields).await?;
         let Some(document) = found else { return Ok(None) };
-        let has_position = documents::position(&document).is_some();
-        Ok(match NameOutcome::of(&document, &claim.owner, false) {
-            Some(NameOutcome::Busy(busy)) if busy.left != Some(Duration::ZERO) => Some((busy, has_position)),
+        Ok(match NameOutcome::of(&document, &claim.owner, false, None) {
+            Some(NameOutcome::Busy(mut busy)) if busy.left != Some(Duration::ZERO) => {
+                let has_position = busy.position.take().is_some();
+                Some((busy, has_position))
+            }
             _ => None,
         })
     }

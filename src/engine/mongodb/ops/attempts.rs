@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::MappedMutexGuard;
+use tokio_util::sync::CancellationToken;
 
 use crate::engine::mongodb::Outcome;
-use crate::engine::mongodb::connection::session::AttemptSession;
+use crate::engine::mongodb::connection::pool::Pool;
+use crate::engine::mongodb::connection::session::{AttemptSession, Session};
 use crate::engine::mongodb::error::Failure;
 use crate::model::OwnerToken;
 
@@ -24,8 +26,8 @@ pub(crate) struct UnsettledAttempts(Mutex<Unsettled>);
 /// Attempts by owner.
 #[derive(Default)]
 struct Unsettled {
-    /// Dropped ones. A receiver fails when the attempt's task has ended.
-    dropped: HashMap<OwnerToken, watch::Receiver<()>>,
+    /// Dropped ones, until the attempt's task has ended.
+    dropped: HashMap<OwnerToken, CancellationToken>,
     /// The sessions of those with a command that was not answered.
     unanswered: HashMap<OwnerToken, Vec<AttemptSession>>,
 }
@@ -33,15 +35,17 @@ struct Unsettled {
 /// The task's view of the caller of an attempt, and the attempt's session. The default caller never drops the attempt.
 #[derive(Clone, Default)]
 pub(crate) struct Caller {
-    flag: Arc<Flag>,
-    pub(crate) session: AttemptSession,
+    flags: Arc<Flags>,
+    session: AttemptSession,
 }
 
 /// What the caller and the task of an attempt share.
 #[derive(Debug, Default)]
-struct Flag {
-    is_gone: AtomicBool,
-    change: Notify,
+struct Flags {
+    /// The caller dropped the attempt.
+    is_gone: CancellationToken,
+    /// The task has ended.
+    has_ended: CancellationToken,
     /// Whether a command of the attempt failed that the outcome does not report.
     is_unsettled: AtomicBool,
 }
@@ -49,23 +53,23 @@ struct Flag {
 impl Caller {
     /// Whether the caller dropped the attempt.
     pub(crate) fn is_gone(&self) -> bool {
-        self.flag.is_gone.load(Relaxed)
+        self.flags.is_gone.is_cancelled()
     }
 
-    /// Fails when the caller dropped the attempt. Each step of an acquisition begins with it.
+    /// Returns the session for a write of the acquisition.
     ///
     /// # Errors
     /// [`Failure::is_cancelled`] when the caller dropped the attempt.
-    pub(crate) fn check(&self) -> Outcome<()> {
+    pub(crate) async fn session(&self, pool: &Pool) -> Outcome<MappedMutexGuard<'_, Session>> {
         match self.is_gone() {
             true => Err(Failure::cancelled()),
-            false => Ok(()),
+            false => self.session.get(pool).await,
         }
     }
 
     /// Notes that a command failed that the outcome of the attempt does not report: a rollback, or a part of a batch.
     pub(crate) fn note_unsettled(&self) {
-        self.flag.is_unsettled.store(true, Relaxed);
+        self.flags.is_unsettled.store(true, Relaxed);
     }
 
     /// Waits for `step`, which sends nothing of the attempt, until the caller drops the attempt.
@@ -73,13 +77,8 @@ impl Caller {
     /// # Errors
     /// Those of the step, or [`Failure::is_cancelled`] when the caller dropped the attempt.
     pub(crate) async fn while_here<T>(&self, step: impl Future<Output = Outcome<T>>) -> Outcome<T> {
-        // The future receives the notification from its creation on.
-        let gone = self.flag.change.notified();
-        self.check()?;
-        tokio::select! {
-            outcome = step => outcome,
-            () = gone => Err(Failure::cancelled()),
-        }
+        let outcome = self.flags.is_gone.run_until_cancelled(step).await;
+        outcome.unwrap_or_else(|| Err(Failure::cancelled()))
     }
 }
 
@@ -88,14 +87,12 @@ pub(crate) struct CallerGuard {
     attempts: Arc<UnsettledAttempts>,
     owners: Vec<OwnerToken>,
     caller: Caller,
-    ended: watch::Receiver<()>,
 }
 
 /// The task's handle of an attempt. The task drops it at its end.
 pub(crate) struct TaskGuard {
     attempts: Arc<UnsettledAttempts>,
     owners: Vec<OwnerToken>,
-    ended: Option<watch::Sender<()>>,
     caller: Caller,
     is_answered: bool,
 }
@@ -110,12 +107,10 @@ impl TaskGuard {
 impl UnsettledAttempts {
     /// Begins an attempt for these owners.
     pub(crate) fn begin(self: &Arc<Self>, owners: Vec<OwnerToken>) -> (CallerGuard, TaskGuard, Caller) {
-        let (sender, ended) = watch::channel(());
         let caller = Caller::default();
         let task = TaskGuard {
             attempts: self.clone(),
             owners: owners.clone(),
-            ended: Some(sender),
             caller: caller.clone(),
             is_answered: false,
         };
@@ -123,7 +118,6 @@ impl UnsettledAttempts {
             attempts: self.clone(),
             owners,
             caller: caller.clone(),
-            ended,
         };
         (waiting, task, caller)
     }
@@ -147,9 +141,8 @@ impl UnsettledAttempts {
     /// Waits until no dropped attempt of this owner is in progress.
     pub(crate) async fn ended(&self, owner: &OwnerToken) {
         let attempt = self.0.lock().dropped.get(owner).cloned();
-        if let Some(mut attempt) = attempt {
-            // No value is ever sent: this waits for the end of the sender.
-            let _ = attempt.changed().await;
+        if let Some(attempt) = attempt {
+            attempt.cancelled().await;
         }
     }
 }
@@ -157,13 +150,11 @@ impl UnsettledAttempts {
 impl Drop for CallerGuard {
     fn drop(&mut self) {
         let mut unsettled = self.attempts.0.lock();
-        if self.ended.has_changed().is_ok() {
-            self.caller.flag.is_gone.store(true, Relaxed);
-            self.caller.flag.change.notify_waiters();
+        let Flags { is_gone, has_ended, .. } = &*self.caller.flags;
+        if !has_ended.is_cancelled() {
+            is_gone.cancel();
             let owners = self.owners.drain(..);
-            unsettled
-                .dropped
-                .extend(owners.map(|owner| (owner, self.ended.clone())));
+            unsettled.dropped.extend(owners.map(|owner| (owner, has_ended.clone())));
         }
     }
 }
@@ -171,16 +162,18 @@ impl Drop for CallerGuard {
 impl Drop for TaskGuard {
     fn drop(&mut self) {
         let mut unsettled = self.attempts.0.lock();
+        let Flags {
+            has_ended,
+            is_unsettled,
+            ..
+        } = &*self.caller.flags;
         // Under the lock, so that no caller enters an attempt that has ended.
-        self.ended = None;
+        has_ended.cancel();
         for owner in self.owners.drain(..) {
             unsettled.dropped.remove(&owner);
-            if !self.is_answered || self.caller.flag.is_unsettled.load(Relaxed) {
-                unsettled
-                    .unanswered
-                    .entry(owner)
-                    .or_default()
-                    .push(self.caller.session.clone());
+            if !self.is_answered || is_unsettled.load(Relaxed) {
+                let sessions = unsettled.unanswered.entry(owner).or_default();
+                sessions.push(self.caller.session.clone());
             }
         }
     }
@@ -198,9 +191,9 @@ mod tests {
         let owner = OwnerToken::fresh();
         let (waiting, mut task, caller) = attempts.begin(vec![owner.clone()]);
         attempts.ended(&owner).await;
-        caller.check().unwrap();
+        assert!(!caller.is_gone());
         drop(waiting);
-        assert!(attempts.has(&owner) && caller.check().unwrap_err().is_cancelled());
+        assert!(attempts.has(&owner) && caller.is_gone());
         let waits = tokio::spawn({
             let (attempts, owner) = (attempts.clone(), owner.clone());
             async move { attempts.ended(&owner).await }

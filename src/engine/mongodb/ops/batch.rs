@@ -6,18 +6,15 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use mongodb::bson::Document;
-use mongodb::options::ReturnDocument;
 
-use crate::clock::Moment;
 use crate::engine::mongodb::connection::pool::Class;
-use crate::engine::mongodb::connection::session::Session;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::acquire::held;
-use crate::engine::mongodb::ops::acquire_names::{Busy, NameOutcome};
+use crate::engine::mongodb::ops::acquire_names::NameOutcome;
 use crate::engine::mongodb::ops::attempts::Caller;
 use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::queue::change_stream::StreamUse;
-use crate::engine::mongodb::queue::pipelines::{self, Waiter};
+use crate::engine::mongodb::queue::pipelines;
 use crate::engine::mongodb::{Core, Outcome, documents};
 use crate::engine::{Acquired, Released};
 use crate::model::Claim;
@@ -57,33 +54,18 @@ impl Core {
 
     /// Makes the attempts of several waiters for one name, with one permit. `None`: the claim needs an attempt of its own.
     async fn attempt_batch(self: &Arc<Self>, queue: &Arc<Queue>, claims: &[&Claim]) -> Vec<Option<Outcome<Acquired>>> {
-        for claim in claims {
-            self.attempts.ended(&claim.owner).await;
-        }
-        // Before the permit: no connection is in use while the change stream opens.
-        let open = match queue.open_stream().await {
-            Ok(open) => open,
-            Err(failure) => return failed(claims, &failure),
+        let outcomes = async {
+            // Before the permit: no connection is in use while the change stream opens.
+            let open = queue.open_stream().await?;
+            let (queue, batch) = (queue.clone(), owned(claims));
+            let claims = batch.clone();
+            let steps =
+                |core: Arc<Core>, caller| async move { core.acquire_batch(&queue, &batch, open, &caller).await };
+            self.in_attempt(claims, steps).await
         };
-        let permit = self.pool.permit(self.class(claims)).await;
-        claims.iter().for_each(|claim| claim.mark_sent());
-        let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
-        let (waiting, mut working, caller) = self.attempts.begin(owners);
-        let (core, queue, batch) = (self.clone(), queue.clone(), owned(claims));
-        let attempts = async move {
-            let batch: Vec<&Claim> = batch.iter().collect();
-            let outcome = core.acquire_batch(&queue, &batch, open, &caller).await;
-            core.roll_back_if_dropped(&batch, &caller, outcome.as_ref().err()).await;
-            working.note(&outcome);
-            drop(working);
-            outcome
-        };
-        let outcome = self.pool.run(permit, attempts).await;
-        drop(waiting);
-        match outcome {
-            Ok(outcomes) => outcomes,
-            Err(failure) => failed(claims, &failure),
-        }
+        outcomes
+            .await
+            .unwrap_or_else(|failure| claims.iter().map(|_| Some(Err(failure.clone()))).collect())
     }
 
     /// Makes the attempt of the first claim and enters the others into the queue behind it, in one command. `open`: their use
@@ -91,34 +73,31 @@ impl Core {
     async fn acquire_batch(
         &self,
         queue: &Arc<Queue>,
-        claims: &[&Claim],
+        claims: &[Arc<Claim>],
         open: Option<StreamUse>,
         caller: &Caller,
     ) -> Outcome<Vec<Option<Outcome<Acquired>>>> {
-        let first = claims[0];
+        let first = &claims[0];
         let key = &first.keys()[0];
-        caller.check()?;
-        let number = queue.known.number(&first.owner);
-        let is_settled = number > 0 && !self.pool.is_without_majority();
-        let waiter = Waiter {
-            process: &queue.process,
-            number,
-            takes_grants: queue.takes_grants && open.is_some(),
-        };
-        let document = self.enter_batch(queue, claims, &waiter, is_settled, caller).await?;
-        let Some(outcome) = NameOutcome::of(&document, &first.owner, is_settled) else {
+        let waiter = queue.waiter(queue.known.number(&first.owner), &open);
+        let others = claims[1..].iter().map(|claim| &**claim);
+        let new = others.filter(|claim| queue.known.number(&claim.owner) == 0);
+        let mut steps = pipelines::acquire(first, Some(&waiter));
+        steps.extend(pipelines::enter(new, &waiter));
+        let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
+        let mut fields = documents::waiter_fields(&first.owner);
+        fields.insert(POSITIONS, pipelines::positions_of(&owners));
+        let is_settled = self.is_settled(waiter.number);
+        let document = self
+            .send_attempt(&self.id(key), steps, fields, is_settled, caller)
+            .await?;
+        let document = document.unwrap_or_default();
+        let Some(outcome) = NameOutcome::of(&document, &first.owner, is_settled, open.clone()) else {
             return Ok(claims.iter().map(|_| None).collect());
         };
         let positions = positions_in(&document);
         let left = documents::remaining(&document);
         let is_foreign = documents::owner(&document).is_none();
-        let outcome = match outcome {
-            NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
-                position: positions.get(first.owner.as_str()).map(|at| (*at, open.clone())),
-                ..busy
-            }),
-            acquired => acquired,
-        };
         let mut outcomes = Vec::with_capacity(claims.len());
         for claim in &claims[1..] {
             outcomes.push(match positions.get(claim.owner.as_str()) {
@@ -142,51 +121,6 @@ impl Core {
         }
         outcomes.insert(0, Some(first.map_err(|failure| self.pool.explain(failure))));
         Ok(outcomes)
-    }
-
-    /// Sends the command of [`Self::acquire_batch`]. Returns the document after it.
-    async fn enter_batch(
-        &self,
-        queue: &Queue,
-        claims: &[&Claim],
-        waiter: &Waiter<'_>,
-        is_settled: bool,
-        caller: &Caller,
-    ) -> Outcome<Document> {
-        let first = claims[0];
-        let new: Vec<&Claim> = claims[1..]
-            .iter()
-            .filter(|claim| queue.known.number(&claim.owner) == 0)
-            .copied()
-            .collect();
-        let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
-        let mut fields = documents::waiter_fields(&first.owner);
-        fields.insert(POSITIONS, pipelines::positions_of(&owners));
-        let mut steps = pipelines::acquire(first, Some(waiter));
-        steps.extend(pipelines::enter(&new, waiter));
-        let entered = {
-            let mut session = caller.session.get(&self.pool).await?;
-            let Session { connected, session } = &mut *session;
-            let entering = connected
-                .locks_for(is_settled)
-                .find_one_and_update(documents::one_or_none(&self.id(&first.keys()[0])), steps)
-                .upsert(true)
-                .return_document(ReturnDocument::After)
-                .projection(fields)
-                .session(session);
-            let sent = Moment::now();
-            let entered = entering.await.map_err(Failure::from);
-            if let Ok(Some(document)) = &entered {
-                queue.read_clock(sent, document);
-            }
-            entered
-        };
-        match entered {
-            Ok(document) => Ok(document.unwrap_or_default()),
-            // Another process inserted the document at the same time.
-            Err(failure) if failure.is_duplicate_key() => Ok(Document::new()),
-            Err(failure) => Err(failure),
-        }
     }
 
     /// Waits until no earlier attempt of the claim can take effect.
@@ -226,10 +160,10 @@ impl Core {
             if indexes.is_empty() {
                 continue;
             }
-            let batch: Vec<Claim> = indexes.iter().map(|index| (*claims[*index]).clone()).collect();
+            let batch = owned(indexes.iter().map(|index| &claims[*index]));
             let core = self.clone();
             let ended = try_join_all(batch.iter().map(|claim| self.end_attempts(claim))).await;
-            let release = || async move { core.release_claims(&batch.iter().collect::<Vec<_>>()).await };
+            let release = || async move { core.release_claims(&batch).await };
             let outcome = match ended {
                 Ok(_) => self.pool.call(Class::Release, release).await,
                 Err(failure) => Err(failure),
@@ -242,13 +176,8 @@ impl Core {
 }
 
 /// Returns copies of claims, which share the marks of what was sent.
-fn owned(claims: &[&Claim]) -> Vec<Claim> {
-    claims.iter().map(|claim| (*claim).clone()).collect()
-}
-
-/// Returns the outcome of a batch that failed.
-fn failed(claims: &[&Claim], failure: &Failure) -> Vec<Option<Outcome<Acquired>>> {
-    claims.iter().map(|_| Some(Err(failure.clone()))).collect()
+fn owned<'a>(claims: impl IntoIterator<Item = &'a &'a Claim>) -> Vec<Arc<Claim>> {
+    claims.into_iter().map(|claim| Arc::new((*claim).clone())).collect()
 }
 
 /// Returns the numbers in an answer, by owner.

@@ -56,10 +56,7 @@ impl Core {
 
     /// Reads the documents that keep these names busy.
     async fn read(&self, ids: Vec<String>) -> Outcome<Vec<Document>> {
-        let filter = documents::busy(match &ids[..] {
-            [id] => doc! { "_id": id },
-            ids => doc! { "_id": { "$in": ids } },
-        });
+        let filter = documents::busy(documents::named(&ids));
         let (locks, fields) = (self.locks(), documents::info_fields(self.queue.is_some()));
         let read = || async move {
             let found = locks.find(filter).projection(fields);

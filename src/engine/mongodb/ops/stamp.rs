@@ -96,7 +96,7 @@ impl Core {
     /// Draws the stamp of a document, and finds out which clock drew it. `None`: the document has changed.
     async fn draw_stamp(&self, unchanged: Document, caller: &Caller) -> Outcome<Option<(Stamp, ClockReading, Clock)>> {
         let clock = self.clock.get();
-        let mut session = caller.session.get(&self.pool).await?;
+        let mut session = caller.session(&self.pool).await?;
         let Session { connected, session } = &mut *session;
         let sent = Moment::now();
         let document: Option<Document> = connected

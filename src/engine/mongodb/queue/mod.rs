@@ -30,7 +30,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{FutureExt, TryStreamExt};
-use mongodb::Collection;
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
@@ -43,12 +42,13 @@ use crate::engine::mongodb::connection::session::journaled;
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
 use crate::engine::mongodb::queue::hand_off::Grant;
+use crate::engine::mongodb::queue::pipelines::Waiter;
 use crate::engine::mongodb::queue::poll::Poll;
 use crate::engine::mongodb::queue::primary_clock::PrimaryClock;
 use crate::engine::mongodb::ttl_index::TtlIndex;
 use crate::engine::mongodb::{Outcome, documents};
 use crate::engine::{HandOff, Subscription};
-use crate::model::{Claim, Key, OwnerToken};
+use crate::model::{Claim, Fence, Key, OwnerToken};
 
 /// The head start of a waiter over the next one, when a name is free and its queue is gone.
 const HEAD_START: Duration = Duration::from_millis(5);
@@ -195,9 +195,13 @@ impl Queue {
         }
     }
 
-    /// Records the primary's clock from an answer to a command that was sent at `sent`, or later.
-    pub(crate) fn read_clock(&self, sent: Moment, answer: &Document) {
-        self.clock.read(sent, answer);
+    /// Returns a waiter of this process with its number in the queue, 0 without a position. `open`: its use of the change stream.
+    pub(crate) fn waiter(&self, number: u64, open: &Option<StreamUse>) -> Waiter<'_> {
+        Waiter {
+            process: &self.process,
+            number,
+            takes_grants: self.takes_grants && open.is_some(),
+        }
     }
 
     fn id(&self, key: &Key) -> String {
@@ -213,28 +217,52 @@ impl Queue {
     fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken, grant: Option<Grant>) {
         let queue = self.clone();
         tokio::spawn(FutureExt::boxed(async move {
-            let (locks, process) = (queue.pool.releases(), queue.process.clone());
-            let removal = || async move {
-                let waited_for = match grant {
-                    Some(grant) => grant.unconfirmed(&id),
-                    None => pipelines::waited_for_by(&id, &process, &owner),
-                };
-                remove_waiter(&locks, &id, waited_for, &owner, &process).await
+            let waited_for = match grant {
+                Some(grant) => grant.unconfirmed(&id),
+                None => pipelines::waited_for_by(&id, &queue.process, &owner),
             };
+            let ending = queue.clone();
+            let removal = || async move { ending.end(&[id], &[owner.as_str()], waited_for, None).await };
             let removal = queue.pool.call(Class::Release, removal);
             let outcome = tokio::time::timeout(queue.store_timeout, removal).await;
-            if !matches!(outcome, Ok(Ok(()))) {
+            if !matches!(outcome, Ok(Ok(_))) {
                 // Until its reservation or liveness ends, the other waiters wait longer.
                 tracing::debug!(?outcome, "an unknown waiter could not be removed");
             }
         }));
     }
 
-    /// Removes a waiter's position in the queue of this name.
+    /// Removes a waiter's position in the queue of this name, and hands off what is reserved for it. Does not release what it holds.
     pub(crate) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
         let id = self.id(key);
         let waited_for = pipelines::waited_for_by(&id, &self.process, owner);
-        remove_waiter(&self.pool.releases(), &id, waited_for, owner, &self.process).await
+        self.end(&[id], &[owner.as_str()], waited_for, None).await.map(drop)
+    }
+
+    /// Hands off or deletes the documents of `filter` that belong to these owners of this process, and removes the positions of the owners
+    /// in the others. Returns their number. `last`: the token of the owner, if it holds them.
+    pub(crate) async fn end(
+        &self,
+        ids: &[String],
+        owners: &[&str],
+        filter: Document,
+        last: Option<Fence>,
+    ) -> Outcome<u64> {
+        let locks = self.pool.releases();
+        let steps = pipelines::release(owners, &self.process, last);
+        // For one name commands that the driver retries after a failover.
+        let update = match ids.len() {
+            1 => locks.update_one(filter, steps),
+            _ => locks.update_many(filter, steps),
+        };
+        let ended = update.write_concern(journaled()).await?.matched_count;
+        // Even without a match: an earlier call may have ended after it marked a document.
+        let marked = pipelines::marked_freed(ids, owners);
+        match ids.len() {
+            1 => locks.delete_one(marked).await?,
+            _ => locks.delete_many(marked).await?,
+        };
+        Ok(ended)
     }
 
     /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
@@ -272,7 +300,7 @@ impl Queue {
             Ok((sent, locks.find(all).projection(fields).await?.try_collect().await?))
         };
         let (sent, found): (Moment, Vec<Document>) = self.pool.call(Class::Keep, commands).await?;
-        found.first().into_iter().for_each(|first| self.read_clock(sent, first));
+        found.first().into_iter().for_each(|first| self.clock.read(sent, first));
         let found: HashMap<&str, &Document> = found
             .iter()
             .filter_map(|document| Some((documents::id(document)?, document)))
@@ -304,25 +332,6 @@ impl Queue {
             poll: Poll::default(),
         }
     }
-}
-
-/// Removes a waiter's position, and hands off what is reserved for it. Does not release what it holds, so this may run late: the
-/// filter `waited_for` does not match a document that the waiter holds and knows of.
-async fn remove_waiter(
-    locks: &Collection<Document>,
-    id: &str,
-    waited_for: Document,
-    owner: &OwnerToken,
-    process: &str,
-) -> Outcome<()> {
-    let owners = [owner.as_str()];
-    let steps = pipelines::release(&owners, process, None);
-    let removed = locks.update_one(waited_for, steps).write_concern(journaled()).await?;
-    if removed.matched_count == 1 {
-        let marked = pipelines::marked_freed(&[id.to_owned()], &owners);
-        locks.delete_one(marked).await?;
-    }
-    Ok(())
 }
 
 /// The subscription of a waiter, which polls where notifications do not reach it.

@@ -83,7 +83,7 @@ pub(crate) struct Waiter<'a> {
     pub takes_grants: bool,
 }
 
-/// Returns the pipeline of an attempt where names have queues.
+/// Returns the pipeline of an attempt.
 ///
 /// # Behavior
 /// - A name that is reserved for this owner is confirmed, with the next token.
@@ -185,9 +185,8 @@ fn holder(claim: &Claim, takes_grants: bool) -> Option<Document> {
 
 /// Returns the pipeline that enters several new waiters of a process in their order, up to the longest queue. Waiters with a
 /// position keep it. The owner of the document gets none: a hand-off was for it, and it has not received the event.
-pub(crate) fn enter(claims: &[&Claim], waiter: &Waiter<'_>) -> Vec<Document> {
+pub(crate) fn enter<'c>(claims: impl Iterator<Item = &'c Claim>, waiter: &Waiter<'_>) -> Vec<Document> {
     let new: Vec<Document> = claims
-        .iter()
         .zip(0_i64..)
         .map(|(claim, offset)| {
             let mut new = doc! { "owner": claim.owner.as_str(), "hold": millis(hold(claim.ttl)), "offset": offset };
@@ -267,7 +266,12 @@ pub(crate) fn touched_by(ids: &[String], owners: &[&str]) -> Document {
     let freed = owners.iter().map(|owner| format!("{owner}{FREED}"));
     let names: Vec<String> = owners.iter().map(|owner| (*owner).to_owned()).chain(freed).collect();
     let in_queue = format!("{QUEUE}.owner");
-    doc! { "_id": { "$in": ids }, "$or": [{ OWNER: { "$in": names } }, { in_queue: { "$in": owners } }] }
+    let mut filter = documents::named(ids);
+    filter.insert(
+        "$or",
+        vec![doc! { OWNER: { "$in": names } }, doc! { in_queue: { "$in": owners } }],
+    );
+    filter
 }
 
 /// Returns the filter of a document that is reserved for this waiter of a process, or in whose queue it is. A document that
@@ -313,7 +317,9 @@ pub(crate) fn release(owners: &[&str], process: &str, last: Option<Fence>) -> Ve
 /// Returns the filter of the documents of these names that these owners marked for deletion.
 pub(crate) fn marked_freed(ids: &[String], owners: &[&str]) -> Document {
     let freed: Vec<String> = owners.iter().map(|owner| format!("{owner}{FREED}")).collect();
-    doc! { "_id": { "$in": ids }, OWNER: { "$in": freed } }
+    let mut filter = documents::named(ids);
+    filter.insert(OWNER, doc! { "$in": freed });
+    filter
 }
 
 /// Returns the pipeline that hands off a name of any owner. Its filter selects only documents with live waiters.

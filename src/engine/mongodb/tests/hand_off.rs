@@ -373,7 +373,7 @@ async fn a_holder_does_not_enter_the_queue_of_its_own_name() {
             number: 0,
             takes_grants: true,
         };
-        let entering = pipelines::enter(&[&waiters[0]], &process);
+        let entering = pipelines::enter(waiters.iter().take(1), &process);
         ours.locks().update_one(doc! { "_id": "n" }, entering).await.unwrap();
         assert!(positions(&ours, "n").await.is_empty());
         let claims = [Arc::new(waiters[1].clone()), Arc::new(waiters[0].clone())];

@@ -6,12 +6,12 @@ use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress, WriteCon
 
 use super::queue::{hold, notified, release, two, wait, waiting};
 use super::*;
-use crate::engine::EngineExt;
 use crate::engine::contract::refs;
-use crate::engine::mongodb::config::{ClientSettings, PemText};
+use crate::engine::mongodb::config::ClientSettings;
 use crate::engine::mongodb::connection::openings::OpenConnections;
 use crate::engine::mongodb::connection::pool::{Class, Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+use crate::engine::{EngineExt, TlsFiles};
 
 /// The name of attempts without a claim.
 static NAME: LazyLock<Key> = LazyLock::new(|| key("n"));
@@ -24,7 +24,7 @@ fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
     let monitor = ServerMonitor::new(&options);
     let settings = ClientSettings {
         options,
-        pem: PemText::default(),
+        tls: TlsFiles::default(),
     };
     let client = settings.client().unwrap();
     let namespace = Namespace {
