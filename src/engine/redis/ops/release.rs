@@ -195,7 +195,7 @@ impl RedisEngine {
             released.push(match answer {
                 0..4 => Ok(self.released(answer, std::slice::from_ref(*key))),
                 _ => {
-                    let part = part(&claims[*index], &[(*key).clone()]);
+                    let part = part(claims[*index], &[(*key).clone()]);
                     self.release_part(&part, Duration::ZERO).await
                 }
             });
