@@ -236,7 +236,7 @@ impl Description {
 ///   and returns an error when the store cannot be reached. The service limits the time for an answer.
 /// - Every answer is by the store's clock. A name is free when its lease has expired, whatever the store still contains.
 /// - Each operation may be repeated with the same claim after an error, because the reply may be lost after the store did the
-///   work. A `try_acquire` by the owner that already holds the names is `Granted`, with the same fencing token and the full ttl.
+///   work. An attempt by the owner that already holds the names is `Granted`, with the same fencing token and the full ttl.
 /// - A future may be dropped at any point without harm to other calls. The store may or may not execute the operation then.
 /// - Dropping an attempt cancels it: a command that has not left the process is never sent afterwards. An attempt calls
 ///   [`Claim::mark_sent`] before its first command can leave the process.

@@ -161,6 +161,7 @@ impl Engine for MongodbEngine {
     }
 
     async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
+        debug_assert!(claims.len() == 1 || keep.is_zero(), "one claim is kept");
         let mut answer =
             |index, outcome: Outcome<_>| answer(index, outcome.map_err(|failure| failure.during("release")));
         match claims {

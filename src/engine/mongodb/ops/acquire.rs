@@ -24,7 +24,7 @@ pub(super) const ROUNDS: usize = 3;
 pub(super) const SOON: Duration = Duration::from_millis(1);
 
 impl Core {
-    /// The engine's `try_acquire`.
+    /// Makes one attempt.
     pub(crate) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
         let copy = Arc::new(claim.clone());
         let claims = vec![copy.clone()];

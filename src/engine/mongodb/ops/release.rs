@@ -93,7 +93,8 @@ impl Core {
         filter: Document,
         last: Option<Fence>,
     ) -> Outcome<u64> {
-        // Not retried by the driver: a rollback without an answer is a failure of its attempt, which the service repeats.
+        // Not retried by the driver: a rollback without an answer is a failure of its attempt, which the service repeats. What follows
+        // for a single name may be retried: its filter has no later grant.
         let deletion = self
             .releases()
             .delete_many(self.without_waiters(filter.clone()))

@@ -1,4 +1,4 @@
-//! What this process knows of the primary's clock: the last reading, from an answer to a heartbeat or to an attempt of a waiter.
+//! What this process knows of the primary's clock: the last reading, from an answer to a heartbeat or to an attempt.
 //! The driver resumes a broken change stream on the next primary, without a gap. So a reading counts until this process
 //! has seen the next election.
 

@@ -205,13 +205,9 @@ async fn a_waiter_that_gave_up_releases_its_grant() {
             drop(changes);
             if together {
                 theirs
-                    .release_all(
-                        &refs(std::slice::from_ref(&waiter)),
-                        Duration::ZERO,
-                        &mut |_, answer| {
-                            answer.unwrap();
-                        },
-                    )
+                    .release_all(&[&waiter, &waiting(&["other"])], Duration::ZERO, &mut |_, answer| {
+                        answer.unwrap();
+                    })
                     .await;
             } else {
                 theirs.release(&waiter, Duration::ZERO).await.unwrap();

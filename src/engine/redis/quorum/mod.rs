@@ -316,7 +316,7 @@ impl Engine for QuorumEngine {
     async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
         match claims {
             [claim] => answer(0, self.quorum.release(claim, keep).await),
-            _ => self.quorum.release_all(claims, answer).await,
+            _ => self.quorum.release_all(claims, keep, answer).await,
         }
     }
 

@@ -32,10 +32,15 @@ impl Quorum {
     }
 
     /// Releases many claims.
-    pub(super) async fn release_all(self: &Arc<Self>, claims: &[&Claim], answer: &mut Answers<'_, Released>) {
+    pub(super) async fn release_all(
+        self: &Arc<Self>,
+        claims: &[&Claim],
+        keep: Duration,
+        answer: &mut Answers<'_, Released>,
+    ) {
         let rounds = claims
             .iter()
-            .map(|claim| ReleaseRound::begin(self, claim, Moment::now()));
+            .map(|claim| ReleaseRound::begin(self, claim, Moment::now() + keep));
         let rounds: Vec<_> = rounds.collect();
         let end = Moment::now() + self.node_timeout;
         for (index, round) in rounds.iter().enumerate() {

@@ -25,7 +25,7 @@ pub(super) struct RequestLifetime {
 impl RequestLifetime {
     /// Ends the lifetime: nothing of the requests may be left on any node.
     pub(super) fn end(&self) {
-        // Together with the mark of a late vote, one order: either side sees the other (`acquire/round.rs`).
+        // Together with the mark of a late vote, one order: an abandoned round and a late vote see each other (`acquire/round.rs`).
         self.has_ended.store(true, Ordering::SeqCst);
         self.ended.notify_waiters();
     }

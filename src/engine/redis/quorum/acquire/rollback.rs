@@ -67,6 +67,7 @@ impl Round {
                 && let Some(connection) = self.connection(index)
             {
                 connection.wire.caller_left();
+                let _ = self.in_flight.set(self.quorum.urgent.token());
             }
         }
         voted

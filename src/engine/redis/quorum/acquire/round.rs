@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
 use redis::{Cmd, Value};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::super::node::{Vote, common_time, may_still_execute};
 use super::super::request_lifetime::RequestLifetime;
@@ -31,6 +32,8 @@ pub(super) struct Round {
     pub(super) votes: Votes<Vote>,
     /// Keeps the attempt counted until its last vote is answered or its connection has ended.
     permit: OnceLock<Permit>,
+    /// Set when the round is abandoned while a vote is in flight: a close waits until it is answered, and rolled back.
+    pub(super) in_flight: OnceLock<TaskTrackerToken>,
     /// The estimate of the nodes' clocks, in µs.
     pub(super) floor: u64,
     /// The requests, node by node.
@@ -51,6 +54,7 @@ impl Round {
             lifetime,
             votes: Votes::new(quorum.nodes.len()),
             permit: OnceLock::new(),
+            in_flight: OnceLock::new(),
             floor,
             requests: quorum.plan_requests(claim, floor, is_first),
             claim: claim.clone(),
@@ -157,7 +161,7 @@ impl Round {
         if is_doubtful {
             self.roll_back_later(index, true);
         } else if late.is_some_and(|vote| self.may_hold_vote(index, &vote)) {
-            // Before the check of the lifetime: code that ends it reads this.
+            // Before the check of the lifetime: an abandoned round ends it, and then reads this.
             self.requests[index].has_voted_late.store(true, SeqCst);
             if self.lifetime.has_ended() && !self.is_rolled_back_by_release(index) {
                 self.roll_back_later(index, false);

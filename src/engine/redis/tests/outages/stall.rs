@@ -322,7 +322,7 @@ async fn errors_of_the_acl_are_not_retryable() {
     other.run::<()>("ACL SETUSER default -eval -evalsha").await;
     let failed = [
         ours.release(&held, Duration::ZERO).await.unwrap_err(),
-        release_all(&ours, std::slice::from_ref(&held))
+        release_all(&ours, &[held.clone(), claim("m")])
             .await
             .remove(0)
             .unwrap_err(),

@@ -28,6 +28,27 @@ async fn a_failed_attempt_is_rolled_back_on_every_node() {
     assert_eq!(nodes.get(&[0], "lock:n").await, [Some("theirs".to_owned())]);
 }
 
+/// The same, and the service is closed while the vote is in flight: the close waits until it is rolled back.
+#[tokio::test]
+async fn a_close_waits_for_the_rollback_of_a_vote_in_flight() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.with_node_timeout(Duration::from_secs(10)).await;
+    nodes.load_scripts(&ours).await;
+    nodes.other(0).await.run::<()>("SET lock:n theirs PX 20000").await;
+    nodes.suspend(2);
+    busy(&ours, &claim("n")).await;
+    let resuming = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        nodes.resume(2);
+    };
+    tokio::join!(ours.close(), resuming);
+    assert!(
+        nodes.last_fences(&[2], "n").await[0].is_some(),
+        "the node gave its vote"
+    );
+    assert_eq!(nodes.get(&[1, 2], "lock:n").await, [None, None]);
+}
+
 /// A lease is granted and released while a node hangs. The node then executes both, in any order.
 #[tokio::test]
 async fn a_late_vote_of_a_released_lease_is_rolled_back() {

@@ -4,7 +4,6 @@ use futures_util::future::join_all;
 
 use super::cluster_nodes::{Nodes, one_each, slot_of_name};
 use super::*;
-use crate::engine::contract::refs;
 use crate::engine::{EngineExt, Renewed};
 
 async fn cycle(engine: &RedisEngine, name: &str) {
@@ -76,13 +75,16 @@ async fn drop_attempt(engine: &Arc<RedisEngine>, nodes: &Nodes, index: usize, na
 fn release_elsewhere(engine: &Arc<RedisEngine>, dropped: Claim) -> tokio::task::JoinHandle<Released> {
     let (engine, runtime) = (engine.clone(), tokio::runtime::Handle::current());
     tokio::task::spawn_blocking(move || {
-        let mut outcome = None;
+        // With another claim of the slot: they share a script.
+        let other = claim(dropped.keys()[0].as_str());
+        let mut outcomes = [None; 2];
         runtime.block_on(
-            engine.release_all(&refs(&[dropped]), Duration::ZERO, &mut |_, released| {
-                outcome = Some(released)
+            engine.release_all(&[&dropped, &other], Duration::ZERO, &mut |index, released| {
+                outcomes[index] = Some(released.unwrap())
             }),
         );
-        outcome.unwrap().unwrap()
+        assert_eq!(outcomes[1], Some(Released::NotHeld));
+        outcomes[0].unwrap()
     })
 }
 
