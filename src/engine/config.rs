@@ -278,7 +278,10 @@ fn check(scheme: &str, settings: &Settings) -> Result<(), LockError> {
             return Err(LockError::invalid(setting, &rule, got));
         }
     }
-    Ok(())
+    match settings.max_connections {
+        Some(0) => Err(LockError::invalid("maxConnections", "must be at least 1", 0)),
+        _ => Ok(()),
+    }
 }
 
 /// The backoff of `connect` while the store cannot be reached.
