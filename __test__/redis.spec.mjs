@@ -3,7 +3,7 @@ import { after } from 'node:test'
 import { contract } from './contract.mjs'
 import { openRedis } from './redis-client.mjs'
 import { serverUrl, suite } from './stores.mjs'
-import { assertFree, rejects, SOON_MS, timed, until, waiting } from './tools.mjs'
+import { assertFree, inspectHeld, rejects, SOON_MS, timed, until, waiting } from './tools.mjs'
 
 contract('redis')
 
@@ -54,6 +54,8 @@ suite('redis', 'with other tools', (test) => {
     assert.equal(await command('SET', key('endless'), 'token', 'NX'), 'OK')
     assert.equal(await a.acquireLock('theirs'), false)
     await rejects(a.acquire(['free', 'endless'], { waitMs: 50 }), 'LOCK_TIMEOUT')
+    // Its position is removed in the background.
+    await until('no waiting call', async () => !(await inspectHeld(a, 'endless')).waiting)
     const [forEver, theirs] = await a.list()
     const stranger = { fencingToken: null, holder: null, metadata: null, waiting: store.ordered ? 0 : null }
     assert.deepEqual(forEver, { name: 'endless', remainingMs: Infinity, ...stranger })

@@ -40,26 +40,19 @@ async fn the_channel_is_subscribed_once_and_each_message_is_delivered_once() {
         granted(&ours, &ours, "a grant in its process").await;
         assert_eq!(subscriptions(&ours, &mut other).await, 1);
         // Claims with metadata confirm by an attempt, after which a second message would find no waiter.
-        let scripts = async |other: &mut OtherClient| -> i64 {
-            let stats: String = other.run("INFO commandstats").await;
-            let line = stats
-                .lines()
-                .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-            line.unwrap().split(',').next().unwrap().parse().unwrap()
-        };
         let mut counts = Vec::new();
         for _ in 0..4 {
             let (mut holder, mut next) = (claim("n"), waiting("n"));
             (holder.metadata, next.metadata) = (Some("1".into()), Some("2".into()));
             acquire(&ours, &holder).await;
             let mut subscription = enqueue(&ours, &next).await;
-            let before = scripts(&mut other).await;
+            let before = other.scripts().await;
             release(&ours, &holder).await;
             notified(&mut subscription).await;
             acquire(&ours, &next).await;
             drop(subscription);
             tokio::time::sleep(Duration::from_millis(100)).await;
-            counts.push(scripts(&mut other).await - before);
+            counts.push(other.scripts().await - before);
             release(&ours, &next).await;
         }
         // A heartbeat may come in between. The first scripts contained their text.

@@ -209,6 +209,26 @@ impl OtherClient {
             .await
             .unwrap_or_else(|error| panic!("{args:?}: {error}"))
     }
+
+    /// Returns the number of scripts that the server has run.
+    async fn scripts(&mut self) -> u64 {
+        let stats: String = self.run("INFO commandstats").await;
+        let calls = |verb: &str| -> u64 {
+            let line = stats
+                .lines()
+                .find_map(|line| line.strip_prefix(&format!("cmdstat_{verb}:calls=")));
+            line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+        };
+        calls("eval") + calls("evalsha")
+    }
+
+    /// Waits until the server has the records of the grants of `count` names.
+    async fn recorded(&mut self, count: usize) {
+        eventually("the records", async || {
+            self.run::<Vec<String>>("KEYS holdfast:fence:*").await.len() >= count
+        })
+        .await;
+    }
 }
 
 /// A server of one test.

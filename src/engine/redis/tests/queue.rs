@@ -290,20 +290,11 @@ async fn waiting_sends_only_one_heartbeat_for_all() {
             subscriptions.push(enqueue(&ours, &waiting(name)).await);
         }
     }
-    let calls = async |other: &mut OtherClient| {
-        let stats: String = other.run("INFO commandstats").await;
-        let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
-        let calls = line.split(['=', ',']).nth(1).unwrap();
-        calls.parse::<u32>().unwrap()
-    };
     // The records of the grants are written a moment later.
-    let recorded = "EXISTS holdfast:fence:{lock:a} holdfast:fence:{lock:b} holdfast:fence:{lock:c}";
-    while other.run::<i64>(recorded).await < 3 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    let before = calls(&mut other).await;
+    other.recorded(3).await;
+    let before = other.scripts().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let sent = calls(&mut other).await - before;
+    let sent = other.scripts().await - before;
     assert!((1..5).contains(&sent), "{sent} scripts in 5 s");
     let alive: f64 = other
         .args::<f64>(&["ZSCORE", "holdfast:queue:{lock:b}", &ours.waiters.process])
