@@ -202,10 +202,7 @@ impl Engine for RedisEngine {
 
     async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
         debug_assert!(claims.len() == 1 || keep.is_zero(), "one claim is kept");
-        match claims {
-            [claim] => answer(0, self.release_one(claim, keep).await),
-            _ => Box::pin(self.release_many(claims, answer)).await,
-        }
+        self.release_claims(claims, keep, answer).await;
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {

@@ -33,7 +33,6 @@
 //! The record for `inspect` (`record.lua`) is stored 25 to 50 ms later, unless the lock was released before.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::Value;
 
@@ -42,7 +41,7 @@ use crate::engine::redis::connection::records::Record;
 use crate::engine::redis::connection::{Connection, Link};
 use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
 use crate::engine::redis::keys::{CHANNEL_PREFIX, KeyBuffer, LAST, Part};
-use crate::engine::redis::scripts::RELEASE_MANY;
+use crate::engine::redis::scripts;
 use crate::engine::redis::topology::Route;
 use crate::engine::redis::wire::{ALONE, BatchRelease, Outcome, resp};
 use crate::engine::{Acquired, Released};
@@ -53,7 +52,7 @@ const SMALLEST: i64 = 1_000_000_000_000_000;
 
 /// The script that releases the names of several calls.
 pub(in super::super) static RELEASE: BatchRelease = BatchRelease {
-    script: || &RELEASE_MANY,
+    script: || &scripts::RELEASE,
     parts: [Part::Queue, Part::Fence],
     last: Some(LAST),
     to: CHANNEL_PREFIX,
@@ -123,7 +122,7 @@ impl RedisEngine {
             Err(failure) => return Err(failure),
         };
         if queued && Box::pin(self.is_queued(link, connection, key)).await? {
-            Box::pin(self.release_part(claim, Duration::ZERO)).await?;
+            Box::pin(self.release_part(claim)).await?;
             return Ok(Err(Undecided::Unclear));
         }
         if fence < SMALLEST {
@@ -161,7 +160,7 @@ impl RedisEngine {
                     connection.wire.use_scripts_only();
                 }
                 if queued != Value::Int(0) {
-                    self.release_part(claim, Duration::ZERO).await?;
+                    self.release_part(claim).await?;
                 }
                 Ok(Err(Undecided::Unclear))
             }
@@ -192,7 +191,7 @@ impl RedisEngine {
         match link.exchange(connection, freed).await? {
             Outcome::Released(answer @ 0..4) => Ok(Some(self.released(answer, claim.keys()))),
             Outcome::Released(ALONE) => Ok(None),
-            _ => Err(Failure::Unexpected("release_many.lua")),
+            _ => Err(Failure::Unexpected("release.lua")),
         }
     }
 }

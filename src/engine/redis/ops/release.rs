@@ -1,4 +1,4 @@
-//! Releases one claim, many abandoned claims, or a name no matter which owner holds it.
+//! Releases claims, or a name no matter which owner holds it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,14 +7,13 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
 
-use super::multi_slot::part;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FENCE_KEPT_MS, Part};
-use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY, RELEASE_SPLIT, Script};
+use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_SPLIT, Script};
 use crate::engine::redis::topology::Route;
+use crate::engine::redis::wire::ALONE;
 use crate::engine::{Answers, Released};
-use crate::error::EngineError;
 use crate::model::{Claim, Key, Ttl};
 
 /// Maximum number of names in one script, which takes the server about 1 ms.
@@ -25,10 +24,19 @@ const HELD: i64 = 1;
 /// Bit in the answer of a release script: another call has to hand names on.
 const UNFINISHED: i64 = 2;
 
+const UNEXPECTED: Failure = Failure::Unexpected("release.lua");
+
 impl RedisEngine {
-    /// Releases a claim, by a command of the batch where it suffices.
-    pub(in super::super) async fn release_one(&self, claim: &Claim, keep: Duration) -> Result<Released, EngineError> {
-        if self.counts
+    /// Releases claims, a single one by a command of the batch where that suffices. Each release takes effect after the attempts of
+    /// its claim.
+    pub(in super::super) async fn release_claims(
+        &self,
+        claims: &[&Claim],
+        keep: Duration,
+        answer: &mut Answers<'_, Released>,
+    ) {
+        if let [claim] = claims
+            && self.counts
             && keep.is_zero()
             && claim.keys().len() == 1
             && claim.metadata.is_none()
@@ -36,84 +44,131 @@ impl RedisEngine {
             && let Some((link, connection)) = self.current()
         {
             match self.release_in_batch(link, &connection, claim).await {
-                Ok(Some(released)) => return Ok(released),
+                Ok(Some(released)) => return answer(0, Ok(released)),
                 Ok(None) => {}
-                Err(failure) => return Err(failure.during("release")),
+                Err(failure) => return answer(0, Err(failure.during("release"))),
             }
         }
-        let released = Box::pin(self.release_whole(claim, keep)).await;
-        released.map_err(|failure| failure.during("release"))
+        Box::pin(self.release_many(claims, keep, answer)).await;
     }
 
-    /// Releases a claim, in one slot or in several.
-    pub(in super::super) async fn release_whole(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
+    /// Releases claims, with one script for each slot.
+    async fn release_many(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
         if let Route::One(link) = &self.route {
-            if keep.is_zero() {
-                link.forget_record(&claim.owner);
-            } else {
-                link.write_records();
+            match keep.is_zero() {
+                true => claims.iter().for_each(|claim| link.forget_record(&claim.owner)),
+                false => link.write_records(),
             }
         }
-        if claim.waiting {
+        for claim in claims.iter().filter(|claim| claim.waiting) {
             self.waiters.known.leave(&claim.owner);
         }
-        match self.parts(claim) {
-            None => self.release_part(claim, keep).await,
-            Some(parts) => {
-                let mut released: FuturesUnordered<_> =
-                    parts.iter().map(|part| self.release_part(part, keep)).collect();
-                let mut all = Ok(Released::Freed);
-                while let Some(part) = released.next().await {
-                    all = combined(all, part);
+        let mut slots: HashMap<u16, Vec<(usize, &Key)>> = HashMap::new();
+        for (index, claim) in claims.iter().enumerate() {
+            for key in claim.keys() {
+                slots.entry(self.slot(key)).or_default().push((index, key));
+            }
+        }
+        let groups = slots.values().flat_map(|names| names.chunks(TOGETHER));
+        let mut scripts: FuturesUnordered<_> = groups
+            .map(|names| async move { (names, self.release_names(claims, names, keep).await) })
+            .collect();
+        let mut left: Vec<usize> = claims.iter().map(|claim| claim.keys().len()).collect();
+        let mut outcomes = vec![Ok(Released::Freed); claims.len()];
+        while let Some((names, released)) = scripts.next().await {
+            for ((index, _), released) in names.iter().zip(released) {
+                outcomes[*index] = combined(outcomes[*index].clone(), released);
+                left[*index] -= 1;
+                if left[*index] == 0 {
+                    let outcome = outcomes[*index].clone();
+                    answer(*index, outcome.map_err(|failure| failure.during("release")));
                 }
-                all
             }
         }
     }
 
-    /// Releases names of one slot, and removes the waiter from their queues.
-    pub(in super::super) async fn release_part(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
-        let member = if claim.waiting {
-            self.waiters.member(claim)
-        } else {
-            String::new()
-        };
-        let slot = self.slot(&claim.keys()[0]);
-        let parts = if claim.metadata.is_some() {
-            &PARTS[..]
-        } else {
-            &PARTS[..3]
-        };
-        let mut call = self.call(&RELEASE, parts, claim);
-        call.arg(claim.keys().len())
-            .arg(self.route.channel_prefix(slot))
-            .arg(member)
-            .arg(self.fences_outlast());
-        if !keep.is_zero() {
-            call.arg(Ttl::clamped(keep).as_millis());
-        }
-        let answer = match (&self.route, claim.keys()) {
-            (Route::Cluster(cluster), [key]) => {
-                let smaller = self.split_release_call(key, claim.owner.as_str(), keep);
+    /// Releases the names of a part of a claim, which are in one slot, and removes the waiter from their queues.
+    pub(in super::super) async fn release_part(&self, claim: &Claim) -> Result<Released, Failure> {
+        let names: Vec<(usize, &Key)> = claim.keys().iter().map(|key| (0, key)).collect();
+        let released = self.release_names(&[claim], &names, Duration::ZERO).await;
+        released.into_iter().fold(Ok(Released::Freed), combined)
+    }
+
+    /// Releases names of one slot with one script. Each name has the index of its claim.
+    async fn release_names(
+        &self,
+        claims: &[&Claim],
+        names: &[(usize, &Key)],
+        keep: Duration,
+    ) -> Vec<Result<Released, Failure>> {
+        let slot = self.slot(names[0].1);
+        let call = self.release_call(claims, names, slot, keep);
+        let answer = match (&self.route, names) {
+            (Route::Cluster(cluster), [(index, key)]) => {
+                let smaller = self.split_release_call(key, claims[*index].owner.as_str(), keep);
                 let scripts: [(&Script, &Cmd); 2] = [(&RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
                 cluster.run_first(&scripts, slot, None).await
             }
-            _ => self.run_release(&RELEASE, &call, slot).await,
+            _ => self.run_release(&call, slot).await,
         };
-        match answer {
-            Ok(Value::Int(answer @ 0..4)) => Ok(self.released(answer, claim.keys())),
-            Ok(_) => Err(Failure::Unexpected("release.lua")),
-            Err(failure) if failure.is_split() && claim.keys().len() > 1 => {
-                let mut all = Ok(Released::Freed);
-                for key in claim.keys() {
-                    let one = part(claim, std::slice::from_ref(key));
-                    all = combined(all, Box::pin(self.release_part(&one, keep)).await);
-                }
-                all
+        let answers = match answer {
+            Ok(Value::Int(held)) if held == names.len() as i64 => vec![HELD; names.len()],
+            // A name whose slot moves.
+            Ok(Value::Int(0)) => vec![0; names.len()],
+            Ok(Value::Array(answers)) if answers.len() == names.len() => {
+                let number = |answer: &Value| {
+                    if let Value::Int(number) = answer {
+                        *number
+                    } else {
+                        ALONE
+                    }
+                };
+                answers.iter().map(number).collect()
             }
-            Err(failure) => Err(failure),
+            // One name may be the cause, for example one that the ACL forbids: release each alone.
+            Err(failure) if names.len() > 1 && (!failure.retryable() || failure.is_split()) => vec![ALONE; names.len()],
+            Err(failure) => return vec![Err(failure); names.len()],
+            Ok(_) => vec![ALONE; names.len()],
+        };
+        let mut released = Vec::with_capacity(names.len());
+        for (name, answer) in names.iter().zip(answers) {
+            match answer {
+                0..4 => released.push(Ok(self.released(answer, std::slice::from_ref(name.1)))),
+                ALONE if names.len() > 1 => {
+                    let alone = std::slice::from_ref(name);
+                    released.extend(Box::pin(self.release_names(claims, alone, keep)).await);
+                }
+                _ => released.push(Err(UNEXPECTED)),
+            }
         }
+        released
+    }
+
+    fn release_call(&self, claims: &[&Claim], names: &[(usize, &Key)], slot: u16, keep: Duration) -> Cmd {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
+        let has_metadata = names.iter().any(|(index, _)| claims[*index].metadata.is_some());
+        let parts = if has_metadata { &PARTS[..] } else { &PARTS[..3] };
+        let keys = names.iter().map(|(_, key)| key.as_str());
+        let mut call = RELEASE.call(&self.layout, parts, keys);
+        let prefix = self.route.channel_prefix(slot);
+        match (self.fences_outlast(), keep.is_zero()) {
+            (0, true) => call.arg(prefix),
+            (lasts, true) => call.arg(format!("{prefix} {lasts}")),
+            (lasts, false) => call.arg(format!("{prefix} {lasts} {}", Ttl::clamped(keep).as_millis())),
+        };
+        for (index, _) in names {
+            let claim = &claims[*index];
+            if claim.waiting {
+                call.arg(format!(
+                    "{}:{}",
+                    claim.owner.as_str(),
+                    self.waiters.member_suffix(claim)
+                ));
+            } else {
+                call.arg(claim.owner.as_str());
+            }
+        }
+        call
     }
 
     /// Returns the call of the release without the other keys of a name.
@@ -144,96 +199,11 @@ impl RedisEngine {
         if self.counts { 0 } else { FENCE_KEPT_MS }
     }
 
-    /// Releases many abandoned claims, with one script for each slot. Each takes effect after the attempts of its claim.
-    pub(in super::super) async fn release_many(&self, claims: &[&Claim], answer: &mut Answers<'_, Released>) {
-        for claim in claims {
-            if claim.waiting {
-                self.waiters.known.leave(&claim.owner);
-            }
-        }
-        let mut slots: HashMap<u16, Vec<(usize, &Key)>> = HashMap::new();
-        for (index, claim) in claims.iter().enumerate() {
-            for key in claim.keys() {
-                slots.entry(self.slot(key)).or_default().push((index, key));
-            }
-        }
-        let groups = slots.values().flat_map(|names| names.chunks(TOGETHER));
-        let mut scripts: FuturesUnordered<_> = groups
-            .map(|names| async move { (names, self.release_names(claims, names).await) })
-            .collect();
-        let mut left: Vec<usize> = claims.iter().map(|claim| claim.keys().len()).collect();
-        let mut outcomes = vec![Ok(Released::Freed); claims.len()];
-        while let Some((names, released)) = scripts.next().await {
-            for ((index, _), released) in names.iter().zip(released) {
-                outcomes[*index] = combined(outcomes[*index].clone(), released);
-                left[*index] -= 1;
-                if left[*index] == 0 {
-                    let outcome = outcomes[*index].clone();
-                    answer(*index, outcome.map_err(|failure| failure.during("release")));
-                }
-            }
-        }
-    }
-
-    /// Releases names of one slot with one script. Each name has the index of its claim.
-    async fn release_names(&self, claims: &[&Claim], names: &[(usize, &Key)]) -> Vec<Result<Released, Failure>> {
-        let slot = self.slot(names[0].1);
-        let call = self.release_call(claims, names, slot);
-        let answers = match self.run_release(&RELEASE_MANY, &call, slot).await {
-            Ok(Value::Int(held)) if held == names.len() as i64 => vec![HELD; names.len()],
-            Ok(Value::Array(answers)) if answers.len() == names.len() => {
-                let number = |answer: &Value| if let Value::Int(number) = answer { *number } else { -1 };
-                answers.iter().map(number).collect()
-            }
-            Ok(_) => return vec![Err(Failure::Unexpected("release_many.lua")); names.len()],
-            // One name may be the cause, for example one that the ACL forbids: release each alone.
-            Err(failure) if names.len() > 1 && !failure.retryable() || failure.is_split() => vec![-1; names.len()],
-            Err(failure) => return vec![Err(failure); names.len()],
-        };
-        let mut released = Vec::with_capacity(names.len());
-        for ((index, key), answer) in names.iter().zip(answers) {
-            released.push(match answer {
-                0..4 => Ok(self.released(answer, std::slice::from_ref(*key))),
-                _ => {
-                    let part = part(claims[*index], &[(*key).clone()]);
-                    self.release_part(&part, Duration::ZERO).await
-                }
-            });
-        }
-        released
-    }
-
-    fn release_call(&self, claims: &[&Claim], names: &[(usize, &Key)], slot: u16) -> Cmd {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
-        let has_metadata = names.iter().any(|(index, _)| claims[*index].metadata.is_some());
-        let parts = if has_metadata { &PARTS[..] } else { &PARTS[..3] };
-        let keys = names.iter().map(|(_, key)| key.as_str());
-        let mut call = RELEASE_MANY.call(&self.layout, parts, keys);
-        let prefix = self.route.channel_prefix(slot);
-        match self.fences_outlast() {
-            0 => call.arg(prefix),
-            lasts => call.arg(format!("{prefix} {lasts}")),
-        };
-        for (index, _) in names {
-            let claim = &claims[*index];
-            if claim.waiting {
-                call.arg(format!(
-                    "{}:{}",
-                    claim.owner.as_str(),
-                    self.waiters.member_suffix(claim)
-                ));
-            } else {
-                call.arg(claim.owner.as_str());
-            }
-        }
-        call
-    }
-
-    /// Runs a script on the current connection. The server executes it after the attempts that were sent on the same connection.
-    async fn run_release(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+    /// Runs the script on the current connection. The server executes it after the attempts that were sent on the same connection.
+    async fn run_release(&self, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         match &self.replicated {
-            Some(replicated) => replicated.link.run(script, call).await,
-            None => self.route.run(script, call, slot).await,
+            Some(replicated) => replicated.link.run(&RELEASE, call).await,
+            None => self.route.run(&RELEASE, call, slot).await,
         }
     }
 

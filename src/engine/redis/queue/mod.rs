@@ -276,16 +276,13 @@ impl Waiters {
                 std::iter::once(key.as_str()),
             );
             let slot = waiters.route.slot(&waiters.layout, key.as_str());
-            call.arg(OwnerToken::fresh().as_str())
-                .arg(1)
-                .arg(waiters.route.channel_prefix(slot))
-                .arg("")
-                .arg(0);
+            call.arg(waiters.route.channel_prefix(slot))
+                .arg(OwnerToken::fresh().as_str());
             // The loop ends: each call removes some. After a failure the heartbeats of live waiters continue.
-            while let Ok(Ok(Value::Int(2..))) =
+            while let Ok(Ok(Value::Array(answers))) =
                 tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot)).await
-            {
-            }
+                && let [Value::Int(2..)] = answers[..]
+            {}
         }));
     }
 

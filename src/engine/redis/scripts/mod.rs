@@ -18,10 +18,9 @@
 //! A hand-off that is shorter than the heartbeat interval is published to one other process as well, which sends a heartbeat when it ends.
 //!
 //! # Releases
-//! `release_one.lua` is the rule for one name, with waiters and minimum hold. It is part of three scripts: [`RELEASE`] (one claim),
-//! [`RELEASE_MANY`] (many claims) and [`FORCE_RELEASE`]. In the first two, `release_held.lua` or `release_many_held.lua` comes first and
-//! serves the usual case, a name without waiters. So a change of the rule may concern all three files. A quorum has files of its own in
-//! `redis/quorum/scripts/`.
+//! `release_one.lua` is the rule for one name, with waiters and minimum hold. It is part of [`RELEASE`] and [`FORCE_RELEASE`]. In the
+//! first, `release_held.lua` comes first and serves the usual case, names without waiters. So a change of the rule may concern both files.
+//! A quorum has files of its own in `redis/quorum/scripts/`.
 //!
 //! # Fencing tokens
 //! The next token is the larger of the last + 1 and the server's clock in µs. One key, `holdfast:last`, has the last token of all names,
@@ -63,7 +62,6 @@ scripts! {
     RENEW = "renew.lua";
     TRANSFER = "transfer.lua";
     RELEASE = "last.lua" "release/release_held.lua" "queue.lua" "release/release_one.lua" "release/release.lua";
-    RELEASE_MANY = "last.lua" "release/release_many_held.lua" "queue.lua" "release/release_one.lua" "release/release_many.lua";
     RELEASE_SPLIT = "release/release_split.lua";
     FORCE_RELEASE = "last.lua" "queue.lua" "release/release_one.lua" "release/force_release.lua";
     REMOVE_WAITER = "last.lua" "queue.lua" "release/release_one.lua" "remove_waiter.lua";

@@ -1,17 +1,27 @@
--- The common case of release.lua, and placed before it: one name that the owner holds and that has no waiters.
+-- The common case of release.lua, and placed before it: every name is held by its owner, and none has waiters.
 
-local owner, fences_last, keep = ARGV[1], ARGV[5], ARGV[6]
-
-if ARGV[2] == '1' and not keep and redis.call('GET', KEYS[1]) == owner and redis.call('EXISTS', KEYS[2]) == 0 then
-  if fences_last == '0' then
-    redis.call('DEL', unpack(KEYS))
-  else
-    redis.call('DEL', KEYS[1], KEYS[4] or KEYS[1])
-    -- The companion may have been written for a long ttl.
-    if redis.call('PTTL', KEYS[3]) > fences_last + 3600000 then
-      redis.call('PEXPIRE', KEYS[3], fences_last)
+local n = #ARGV - 1
+local to, last, keep = string.match(ARGV[1], '^(%S+) ?(%d*) ?(%d*)$')
+last, keep = last == '' and '0' or last, keep ~= '' and keep or nil
+local holders = redis.call('MGET', unpack(KEYS, 1, n))
+local simple = not keep and redis.call('EXISTS', unpack(KEYS, n + 1, n + n)) == 0
+for i = 1, n do
+  simple = simple and holders[i] == string.sub(ARGV[i + 1], 1, 32)
+end
+if simple and last == '0' then
+  redis.call('DEL', unpack(KEYS))
+elseif simple then
+  redis.call('DEL', unpack(KEYS, 1, n))
+  for i = n + n + 1, #KEYS do
+    if i > n + n + n then
+      redis.call('DEL', KEYS[i])
+    elseif redis.call('PTTL', KEYS[i]) > last + 3600000 then
+      -- The companion may have been written for a long ttl.
+      redis.call('PEXPIRE', KEYS[i], last)
     end
   end
-  return 1
+end
+if simple then
+  return n
 end
 

@@ -8,11 +8,11 @@ use super::*;
 use crate::engine::core::stream::Replies;
 use crate::engine::redis::connection::liveness::Health;
 use crate::engine::redis::keys::{CHANNEL_PREFIX, Layout, Part};
-use crate::engine::redis::scripts::RELEASE_MANY;
+use crate::engine::redis::scripts;
 use crate::model::{Claim, Key, Process, Ttl};
 
 pub(in super::super) static RELEASE: BatchRelease = BatchRelease {
-    script: || &RELEASE_MANY,
+    script: || &scripts::RELEASE,
     last: None,
     parts: [Part::Queue, Part::Fence],
     to: CHANNEL_PREFIX,
