@@ -162,7 +162,7 @@ impl RedisEngine {
         match &self.replicated {
             // Boxed: there may be many waiting calls, which should be small.
             Some(replicated) => Box::pin(replicated.run(script, call, attempt)).await,
-            None => self.route.run_as(script, call, slot, attempt).await,
+            None => self.route.run(script, call, slot, attempt).await,
         }
     }
 

@@ -64,7 +64,7 @@ impl RedisEngine {
         let call = INSPECT.call(&self.layout, &ALL, std::iter::once(name));
         let slot = self.route.slot(&self.layout, name);
         let row = match self.route.is_cluster() {
-            false => self.route.run(&INSPECT, &call, slot).await?,
+            false => self.route.run(&INSPECT, &call, slot, None).await?,
             true => {
                 let mut smaller = INSPECT.call(&self.layout, &ALL[..1], std::iter::once(name));
                 let mut room = KeyBuffer::default();

@@ -203,7 +203,7 @@ impl RedisEngine {
     async fn run_release(&self, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         match &self.replicated {
             Some(replicated) => replicated.link.run(&RELEASE, call).await,
-            None => self.route.run(&RELEASE, call, slot).await,
+            None => self.route.run(&RELEASE, call, slot, None).await,
         }
     }
 

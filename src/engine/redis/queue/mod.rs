@@ -256,7 +256,7 @@ impl Waiters {
             .arg(member)
             .arg(fences_outlast)
             .arg(until_ms);
-        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&REMOVE_WAITER, &call, slot)).await;
+        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&REMOVE_WAITER, &call, slot, None)).await;
         if let Value::Int(2..) = reply.unwrap_or(Err(Failure::timed_out()))?
             && let Ok(key) = Key::new(name)
         {
@@ -280,7 +280,7 @@ impl Waiters {
                 .arg(OwnerToken::fresh().as_str());
             // The loop ends: each call removes some. After a failure the heartbeats of live waiters continue.
             while let Ok(Ok(Value::Array(answers))) =
-                tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot)).await
+                tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot, None)).await
                 && let [Value::Int(2..)] = answers[..]
             {}
         }));
@@ -344,7 +344,7 @@ impl Waiters {
         let slot = self.route.slot(&self.layout, names[0].as_str());
         call.arg(self.route.channel_prefix(slot)).arg(&self.process);
         let sent = Moment::now();
-        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&HEARTBEAT, &call, slot)).await;
+        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&HEARTBEAT, &call, slot, None)).await;
         let reply = reply.unwrap_or(Err(Failure::timed_out()));
         let Value::Array(left) = reply? else {
             return Err(Failure::Unexpected("heartbeat.lua"));

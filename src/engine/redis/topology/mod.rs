@@ -76,13 +76,8 @@ impl Route {
         slot_of(&lock)
     }
 
-    /// Runs a script whose keys are in this slot.
-    pub(super) async fn run(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
-        self.run_as(script, call, slot, None).await
-    }
-
     /// Runs a script whose keys are in this slot. `attempt` marks an attempt to acquire.
-    pub(super) async fn run_as(
+    pub(super) async fn run(
         &self,
         script: &Script,
         call: &Cmd,
@@ -91,7 +86,7 @@ impl Route {
     ) -> Result<Value, Failure> {
         match self {
             Route::One(link) => link.run_as(script, call, attempt).await,
-            Route::Cluster(cluster) => Box::pin(cluster.run(script, call, slot, attempt)).await,
+            Route::Cluster(cluster) => Box::pin(cluster.run_first(&[(script, call)], slot, attempt)).await,
         }
     }
 

@@ -84,19 +84,9 @@ impl Cluster {
         self.state.lock()
     }
 
-    /// Runs a script on the node that serves the slot of its keys.
-    pub(in super::super) async fn run(
-        self: &Arc<Self>,
-        script: &Script,
-        call: &Cmd,
-        slot: u16,
-        as_attempt: AsAttempt<'_>,
-    ) -> Result<Value, Failure> {
-        self.run_first(&[(script, call)], slot, as_attempt).await
-    }
-
-    /// Runs the first of these scripts that a node executes: each has fewer keys than the one before, for a name whose keys are not
-    /// all on the same node because its slot moves. With several scripts, the last `TRYAGAIN` is returned at once.
+    /// Runs the first of these scripts that the node with the slot of their keys executes: each has fewer keys than the one before, for
+    /// a name whose keys are not all on the same node because its slot moves. With several scripts, the last `TRYAGAIN` is returned at
+    /// once.
     pub(in super::super) async fn run_first(
         self: &Arc<Self>,
         scripts: &[(&Script, &Cmd)],
