@@ -81,17 +81,16 @@ struct Name {
 }
 
 impl Name {
-    /// Reports the waiters whose entries were granted since the last call.
+    /// Reports the waiter whose entry holds the name, once.
     fn report(&mut self, grants: &UnboundedSender<Granted>) {
         let Some((revision, mirror)) = &self.mirror else { return };
-        for id in mirror.granted() {
-            if let Some(waiter) = self.waiters.get_mut(id)
-                && !std::mem::replace(&mut waiter.is_known, true)
-            {
-                let (owner, id, revision) = (waiter.owner.clone(), id.clone(), *revision);
-                // An error means that the engine was dropped.
-                let _ = grants.send(Granted { owner, id, revision });
-            }
+        if let Some(id) = mirror.oldest()
+            && let Some(waiter) = self.waiters.get_mut(id)
+            && !std::mem::replace(&mut waiter.is_known, true)
+        {
+            let (owner, id, revision) = (waiter.owner.clone(), id.clone(), *revision);
+            // An error means that the engine was dropped.
+            let _ = grants.send(Granted { owner, id, revision });
         }
     }
 }

@@ -9,7 +9,7 @@
 //! - `engine.rs`: the engine, and its reads. `attempt.rs`: attempts. `held.rs`: renewals, transfers, releases. `tasks.rs`: its tasks,
 //!   which grant names to waiters, end leases, and write fencing tokens.
 //! - `store.rs`: the trait. `record.rs`: the entries of claims, and their data.
-//! - `local.rs`: the waiters of this process. `mirror.rs`: the order of the entries of a name, and which of them are granted.
+//! - `local.rs`: the waiters of this process. `mirror.rs`: the order of the entries of a name.
 //! - `names.rs`: names in keys and paths. `servers.rs`: the servers of a URL, and their sockets.
 //!
 //! # Ends
@@ -36,6 +36,6 @@ pub(in crate::engine) mod tests;
 
 pub(in crate::engine) use self::engine::{EntryEngine, PAGE_SIZE};
 pub(in crate::engine) use self::local::LocalEntries;
-pub(in crate::engine) use self::mirror::{Change, Entry, Position, Share};
+pub(in crate::engine) use self::mirror::{Change, Entry};
 pub(in crate::engine) use self::record::{Record, Seen, Stored, UNKNOWN, now_ms};
 pub(in crate::engine) use self::store::{Failure, Outcome, Store};

@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::mirror::Position;
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
 /// The version of an entry whose data is being written, or may have been written.
@@ -63,7 +62,8 @@ pub(in crate::engine) struct Stored {
     pub name: Key,
     /// Identifies the entry in its name.
     pub id: Arc<str>,
-    pub position: Position,
+    /// The number that the store gave to its creation.
+    pub position: u64,
     /// The version of its data, or [`UNKNOWN`].
     pub version: i64,
     /// What it ends with: a session or an etcd lease. 0: nothing.
@@ -88,7 +88,7 @@ impl Stored {
     /// Returns the fencing token of a lease. `None`: it is not written yet, or there is none.
     pub(super) fn fence(&self) -> Option<Fence> {
         let record = self.record.as_ref()?;
-        let of_creation = record.since.map(|_| self.position.0);
+        let of_creation = record.since.map(|_| self.position);
         record
             .fence
             .or(of_creation)
@@ -166,7 +166,7 @@ mod tests {
         Stored {
             name: Key::new("n").unwrap(),
             id: "0123".into(),
-            position: (5, 0),
+            position: 5,
             version: 1,
             session: 1,
             owner: None,

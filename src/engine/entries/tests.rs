@@ -43,9 +43,8 @@ fn id(claim: &Claim) -> Arc<str> {
 }
 
 fn entry(id: &Arc<str>, number: u64) -> Entry {
-    let (id, share) = (id.clone(), Share::LOCK);
-    let position = (number, 0);
-    Entry { id, position, share }
+    let (id, position) = (id.clone(), number);
+    Entry { id, position }
 }
 
 impl Fixture {

@@ -62,7 +62,7 @@ impl Layout {
         let owner = record.as_ref().map(|record| record.owner.as_deref().unwrap_or(&id));
         Stored {
             name: name.clone(),
-            position: (kv.create_revision.max(0) as u64, 0),
+            position: kv.create_revision.max(0) as u64,
             version: kv.mod_revision,
             session: kv.lease,
             owner: owner.and_then(|owner| OwnerToken::parse(owner).ok()),
@@ -122,7 +122,7 @@ mod tests {
             assert!(layout.name_of(other).is_none(), "{other:?}");
         }
         let other = layout.entry(&key("a"), &kv(b"p/a/00112233445566778899aabbccddeeff", b"\xff"));
-        assert_eq!((other.owner, other.record, other.position), (None, None, (5, 0)));
+        assert_eq!((other.owner, other.record, other.position), (None, None, 5));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::layout::Layout;
 use super::leases::{Class, Leases};
 use super::txn::{range_of, revision, txn};
 use crate::clock::Moment;
-use crate::engine::entries::{Change, Entry, Failure, LocalEntries, Outcome, Record, Seen, Share, Store, Stored};
+use crate::engine::entries::{Change, Entry, Failure, LocalEntries, Outcome, Record, Seen, Store, Stored};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
 
 pub(super) const NAME: &str = "etcd";
@@ -251,7 +251,7 @@ impl Store for Etcd {
     }
 
     async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>> {
-        Ok(Some(Fence(revision.max(entry.position.0))))
+        Ok(Some(Fence(revision.max(entry.position))))
     }
 
     async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>> {
@@ -282,6 +282,5 @@ fn mirrored(entry: Stored) -> Entry {
     Entry {
         id: entry.id,
         position: entry.position,
-        share: Share::LOCK,
     }
 }

@@ -175,7 +175,7 @@ impl Etcd {
     /// Describes a name with one entry, which was created at a revision.
     pub(super) fn created(&self, entry: Stored, at: i64, lease: &Lease) -> Seen {
         let entry = Stored {
-            position: (at as u64, 0),
+            position: at as u64,
             version: at,
             session: lease.id,
             ..entry

@@ -2,7 +2,7 @@
 
 use super::client::Access;
 use crate::engine::entries::names::{decoded, encoded};
-use crate::engine::entries::{Entry, Position, Share};
+use crate::engine::entries::Entry;
 use crate::model::{Key, OwnerToken};
 
 /// The digits of the number that the server appends to the name of an entry.
@@ -61,6 +61,7 @@ impl Layout {
 pub(super) struct Child {
     pub name: String,
     pub owner: Option<OwnerToken>,
+    /// Its position. A transfer creates an entry with the number of the old one, before it deletes that.
     pub number: u64,
 }
 
@@ -112,17 +113,11 @@ impl Child {
         self.owner.as_ref() == Some(owner)
     }
 
-    /// Returns its position. A transfer creates an entry with the number of the old one, before it deletes that.
-    pub(super) fn position(&self) -> Position {
-        (self.number, 0)
-    }
-
     /// Returns the entry for the mirror of the name.
     pub(super) fn mirrored(&self) -> Entry {
         Entry {
-            position: self.position(),
             id: self.name.as_str().into(),
-            share: Share::LOCK,
+            position: self.number,
         }
     }
 }

@@ -207,7 +207,7 @@ impl Zookeeper {
                 });
             let mut known: Vec<Stored> = created.collect();
             let found = match self.mirrored(claim, &known) {
-                _ if known.iter().any(|entry| entry.position.0 > LAST_NUMBER) => Err(Refusal::NoNumbers),
+                _ if known.iter().any(|entry| entry.position > LAST_NUMBER) => Err(Refusal::NoNumbers),
                 Some((found, before)) => {
                     known.push(before);
                     Ok(found)
@@ -326,7 +326,7 @@ impl Child {
         Stored {
             name: name.clone(),
             id: self.name.as_str().into(),
-            position: self.position(),
+            position: self.number,
             version: 0,
             session,
             owner: self.owner.clone(),
