@@ -34,10 +34,10 @@ impl Core {
         let (names, owner, began) = (claim.keys(), &claim.owner, Moment::now());
         // A deletion of its entries that is in progress could be executed after the attempt.
         self.wait_for_deletions(owner).await;
-        if claim.waiting && self.local.begin_attempt(owner) && names.len() == 1 {
-            self.claims.remove(owner);
-        }
-        let mut seen = match self.claims.get(owner) {
+        // The first step of a claim whose entry is gone is that of a new one.
+        let is_gone = claim.waiting && names.len() == 1 && !self.local.waits(owner);
+        let known = self.claims.get(owner).map(|(_, own)| own);
+        let mut seen = match known.filter(|own| own.fence.is_some() || !is_gone) {
             None => self.store.change(claim, names, &[], true).await?,
             Some(_) => {
                 claim.mark_sent();
@@ -81,7 +81,7 @@ impl Core {
                     };
                     entries = marked;
                 }
-                let Some(id) = entries.last().map(|entry| entry.id.clone()) else {
+                let Some(entered) = entries.last().map(Stored::mirrored) else {
                     continue;
                 };
                 let own = OwnClaim {
@@ -90,7 +90,7 @@ impl Core {
                     needs_token: claim.needs_token,
                 };
                 self.claims.insert(owner.clone(), own, end_of_position(claim.ttl));
-                self.local.enter(owner, &names[index], &id);
+                self.local.enter(owner, &names[index], entered);
                 return Ok(is_held(&names[index], &seen[index]));
             }
             if let Some(fence) = self.grant(claim, began, entries, new_token(&seen)).await? {
@@ -113,10 +113,13 @@ impl Core {
         let owner = &claim.owner;
         // The service counts its lease from then.
         let sent = claim.sent_at().map_or(began, |sent| sent.max(began));
-        // A retry after a lost reply keeps its token: the one that this process knows, or the one that is written.
-        let known = self.claims.get(owner).map(|(_, own)| own.fence);
-        let waited = known == Some(None);
-        let known = known.flatten().filter(|fence| *fence != Fence::NONE);
+        let known = self.claims.get(owner).map(|(_, own)| own);
+        let waited = known.as_ref().is_some_and(|own| own.fence.is_none());
+        // A retry after a lost reply keeps its token: the one that this process knows, or the one that is written. New entries have a
+        // new one: the name may have had another holder.
+        let positions = |entries: &[Stored]| entries.iter().map(|entry| entry.position).collect::<Vec<_>>();
+        let known = known.filter(|own| positions(&own.entries) == positions(&entries));
+        let known = known.and_then(|own| own.fence).filter(|fence| *fence != Fence::NONE);
         let written = entries.iter().map(Stored::fence).collect::<Option<Vec<_>>>();
         let has_token = written.is_some();
         let fence = known.or(written.into_iter().flatten().max()).unwrap_or(new);

@@ -41,22 +41,14 @@ pub(in crate::engine) struct LocalEntries {
 pub(super) struct State {
     pub(super) waiters: HashMap<OwnerToken, Waiter>,
     names: HashMap<Key, Name>,
-    /// The number of times that a claim began to wait.
-    entered: u64,
-    /// The number of times that the entries of a name were read.
-    opened: u64,
 }
 
 #[derive(Default)]
 pub(super) struct Waiter {
     notify: Arc<Notify>,
     is_subscribed: bool,
-    /// The name that it waits for.
-    key: Option<Key>,
-    /// [`State::opened`] at the beginning of the attempt in progress, and its entries that were deleted since. `None`: there is no attempt.
-    attempt: Option<(u64, Vec<Arc<str>>)>,
-    /// Whether its entry was deleted, or may have been, since it was created.
-    is_gone: bool,
+    /// The name that it waits for, and the id of its entry, unless that is gone.
+    entered: Option<(Key, Arc<str>)>,
     /// The grant that it has not taken yet.
     hand_off: Option<HandOff>,
 }
@@ -64,8 +56,7 @@ pub(super) struct Waiter {
 /// A waiter of a name.
 struct Entered {
     owner: OwnerToken,
-    /// The number of waiters before it in this process.
-    number: u64,
+    position: u64,
     /// Whether its grant was reported.
     is_known: bool,
 }
@@ -76,8 +67,6 @@ struct Name {
     waiters: HashMap<Arc<str>, Entered>,
     /// The entries, and their revision. `None`: the watch is being opened.
     mirror: Option<(u64, Mirror)>,
-    /// [`State::opened`] after the entries were read.
-    opened: u64,
 }
 
 impl Name {
@@ -113,56 +102,37 @@ impl LocalEntries {
         EntrySubscription { entries, owner, notify }
     }
 
-    /// Begins an attempt that may create entries. Returns whether the entry of the name that it waited for is gone.
-    ///
-    /// # Behavior
-    /// [`LocalEntries::enter`] then knows whether its entry was deleted in the meantime. Call `enter` or `leave` after the answer.
-    pub(super) fn begin_attempt(&self, owner: &OwnerToken) -> bool {
-        let mut state = self.state.lock();
-        let opened = state.opened;
-        let waiter = state.waiters.entry(owner.clone()).or_default();
-        waiter.attempt = Some((opened, Vec::new()));
-        std::mem::take(&mut waiter.is_gone)
+    /// Whether a claim waits for a name, and its entry is not gone.
+    pub(super) fn waits(&self, owner: &OwnerToken) -> bool {
+        let state = self.state.lock();
+        state.waiters.get(owner).is_some_and(|waiter| waiter.entered.is_some())
     }
 
-    /// Records that a claim waits for `key` with the entry `id`, and opens the watch for the first one.
-    pub(super) fn enter(&self, owner: &OwnerToken, key: &Key, id: &Arc<str>) {
+    /// Records that a claim waits for `key` with `entry`, and opens the watch for the first one. Wakes the waiter if its entry is gone.
+    pub(super) fn enter(&self, owner: &OwnerToken, key: &Key, Entry { id, position }: Entry) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let waiter = state.waiters.entry(owner.clone()).or_default();
-        // No event reports a deletion that happened while the watch was being opened.
-        let may_be_gone = |began| {
-            let name = state.names.get(key).filter(|name| name.opened > began);
-            name.and_then(|name| name.mirror.as_ref())
-                .is_some_and(|(_, mirror)| !mirror.has(id))
-        };
-        let attempt = waiter.attempt.take();
-        let is_deleted = attempt.is_some_and(|(began, deleted)| deleted.contains(id) || may_be_gone(began));
-        let now = (!is_deleted).then(|| key.clone());
-        let before = std::mem::replace(&mut waiter.key, now.clone());
-        waiter.is_gone = is_deleted;
-        if is_deleted {
-            waiter.notify.notify_one();
+        let mirror = state.names.get(key).and_then(|name| name.mirror.as_ref());
+        // No event will report a deletion that the mirror has applied.
+        let is_gone = mirror.is_some_and(|(at, mirror)| *at >= position && !mirror.has(&id));
+        let now = (!is_gone).then(|| (key.clone(), id.clone()));
+        let before = std::mem::replace(&mut waiter.entered, now.clone());
+        if before != now {
+            self.remove(&mut state.names, before);
         }
-        let stays = now == before && state.names.get(key).is_some_and(|name| name.waiters.contains_key(id));
-        if let Some(before) = before.filter(|_| !stays) {
-            self.remove(&mut state.names, &before, owner);
-        }
-        if is_deleted {
-            return;
+        if is_gone {
+            return waiter.notify.notify_one();
         }
         let name = state.names.entry(key.clone()).or_insert_with(|| {
             let _ = self.watches.send(Watch::Open(key.clone()));
             Name::default()
         });
         // A grant that was reported is not reported again.
-        name.waiters.entry(id.clone()).or_insert_with(|| {
-            state.entered += 1;
-            Entered {
-                owner: owner.clone(),
-                number: state.entered,
-                is_known: false,
-            }
+        name.waiters.entry(id).or_insert_with(|| Entered {
+            owner: owner.clone(),
+            position,
+            is_known: false,
         });
         name.report(&self.grants);
     }
@@ -174,29 +144,24 @@ impl LocalEntries {
         let Slot::Occupied(mut waiter) = state.waiters.entry(owner.clone()) else {
             return;
         };
-        let key = waiter.get_mut().key.take();
-        (waiter.get_mut().attempt, waiter.get_mut().hand_off) = (None, None);
+        let entered = waiter.get_mut().entered.take();
+        waiter.get_mut().hand_off = None;
         if !waiter.get().is_subscribed {
             waiter.remove();
         }
-        if let Some(key) = key {
-            self.remove(&mut state.names, &key, owner);
-        }
+        self.remove(&mut state.names, entered);
     }
 
     /// Removes a waiter of a name, and closes the watch after the last one.
-    fn remove(&self, names: &mut HashMap<Key, Name>, key: &Key, owner: &OwnerToken) {
-        if let Some(name) = names.get_mut(key) {
-            name.waiters.retain(|_, waiter| waiter.owner != *owner);
-            if name.waiters.is_empty() {
-                self.close(names, key);
+    fn remove(&self, names: &mut HashMap<Key, Name>, entered: Option<(Key, Arc<str>)>) {
+        let Some((key, id)) = entered else { return };
+        if let Slot::Occupied(mut name) = names.entry(key.clone()) {
+            name.get_mut().waiters.remove(&id);
+            if name.get().waiters.is_empty() {
+                name.remove();
+                let _ = self.watches.send(Watch::Close(key));
             }
         }
-    }
-
-    fn close(&self, names: &mut HashMap<Key, Name>, key: &Key) {
-        names.remove(key);
-        let _ = self.watches.send(Watch::Close(key.clone()));
     }
 
     /// Whether a waiter has a subscription.
@@ -232,32 +197,33 @@ impl LocalEntries {
     }
 
     /// Sets the entries of a name, as they were read at `revision`: a number that grows with the changes of the store, or with the
-    /// order in which this process receives its messages. Wakes the waiters whose entries are gone.
+    /// order in which this process receives its messages. It is not smaller than the position of an entry that the mirror contains, or has
+    /// contained. Wakes the waiters whose entries are gone.
     pub(in crate::engine) fn opened(&self, key: &Key, revision: u64, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.state.lock();
-        let State {
-            waiters, names, opened, ..
-        } = &mut *state;
+        let State { waiters, names } = &mut *state;
         let Some(name) = names.get_mut(key) else { return };
-        *opened += 1;
-        name.opened = *opened;
         let mut mirror = Mirror::default();
         entries
             .into_iter()
             .for_each(|entry| mirror.apply(Change::Created(entry)));
-        let gone = name.waiters.extract_if(|id, _| !mirror.has(id));
+        // An event will report the entries that were created after the read.
+        let gone = name
+            .waiters
+            .extract_if(|id, waiter| waiter.position <= revision && !mirror.has(id));
         let mut gone: Vec<Entered> = gone.map(|(_, waiter)| waiter).collect();
-        gone.sort_by_key(|waiter| waiter.number);
+        gone.sort_by_key(|waiter| waiter.position);
         let woken = gone.iter().filter_map(|Entered { owner, .. }| {
             let waiter = waiters.get_mut(owner)?;
-            (waiter.key, waiter.hand_off, waiter.is_gone) = (None, None, true);
+            (waiter.entered, waiter.hand_off) = (None, None);
             Some(waiter.notify.clone())
         });
         wake_in_order(woken.collect());
         name.mirror = Some((revision, mirror));
         name.report(&self.grants);
         if name.waiters.is_empty() {
-            self.close(names, key);
+            names.remove(key);
+            let _ = self.watches.send(Watch::Close(key.clone()));
         }
     }
 
@@ -268,30 +234,26 @@ impl LocalEntries {
     /// in any order. The read shows all of them, so that the waiters enter again in the order of their arrival.
     pub(in crate::engine) fn changed(&self, key: &Key, revision: u64, changes: Vec<Change>) {
         let mut state = self.state.lock();
-        let State { waiters, names, .. } = &mut *state;
-        let mut deleted = Vec::new();
-        for change in &changes {
-            let Change::Deleted(id, owner) = change else { continue };
-            deleted.push(id.clone());
-            let waiter = owner.as_ref().and_then(|owner| waiters.get_mut(owner));
-            if let Some((_, during)) = waiter.and_then(|waiter| waiter.attempt.as_mut()) {
-                during.push(id.clone());
-            }
-        }
+        let State { waiters, names } = &mut *state;
         let Some(name) = names.get_mut(key) else { return };
-        let Some((at, mirror)) = &mut name.mirror else { return };
-        if revision > *at {
-            *at = revision;
-            changes.into_iter().for_each(|change| mirror.apply(change));
-        }
-        let gone: Vec<&Entered> = deleted.iter().filter_map(|id| name.waiters.get(id)).collect();
-        if gone.is_empty() {
-            return name.report(&self.grants);
-        }
-        for Entered { owner, .. } in gone {
-            if let Some(waiter) = waiters.get_mut(owner) {
-                waiter.hand_off = None;
+        let Some((at, mirror)) = name.mirror.as_mut().filter(|(at, _)| revision > *at) else {
+            return;
+        };
+        *at = revision;
+        let mut is_gone = false;
+        for change in changes {
+            if let Change::Deleted(id) = &change
+                && let Some(Entered { owner, .. }) = name.waiters.get(id)
+            {
+                is_gone = true;
+                if let Some(waiter) = waiters.get_mut(owner) {
+                    waiter.hand_off = None;
+                }
             }
+            mirror.apply(change);
+        }
+        if !is_gone {
+            return name.report(&self.grants);
         }
         name.mirror = None;
         let _ = [Watch::Close, Watch::Open].map(|watch| self.watches.send(watch(key.clone())));
@@ -307,9 +269,9 @@ impl LocalEntries {
     /// Passes its grant to a waiter. `false`: it is not a waiter any more, or its entry may be gone.
     pub(super) fn grant(&self, owner: &OwnerToken, hand_off: HandOff) -> bool {
         let mut state = self.state.lock();
-        let State { waiters, names, .. } = &mut *state;
+        let State { waiters, names } = &mut *state;
         let is_open = |key: &Key| names.get(key).is_some_and(|name| name.mirror.is_some());
-        let waits = |waiter: &&mut Waiter| waiter.key.as_ref().is_some_and(is_open);
+        let waits = |waiter: &&mut Waiter| waiter.entered.as_ref().is_some_and(|(key, _)| is_open(key));
         let Some(waiter) = waiters.get_mut(owner).filter(waits) else {
             return false;
         };
@@ -330,7 +292,7 @@ impl LocalEntries {
         let state = self.state.lock();
         let name = state.names.get(key).into_iter();
         let mut entered: Vec<&Entered> = name.flat_map(|name| name.waiters.values()).collect();
-        entered.sort_by_key(|waiter| waiter.number);
+        entered.sort_by_key(|waiter| waiter.position);
         let waiters = entered.iter().filter_map(|waiter| state.waiters.get(&waiter.owner));
         wake_in_order(waiters.map(|waiter| waiter.notify.clone()).collect());
     }
@@ -388,7 +350,7 @@ impl Drop for EntrySubscription {
         let mut state = self.entries.state.lock();
         if let Slot::Occupied(mut waiter) = state.waiters.entry(self.owner.clone()) {
             waiter.get_mut().is_subscribed = false;
-            if waiter.get().key.is_none() {
+            if waiter.get().entered.is_none() {
                 waiter.remove();
             }
         }

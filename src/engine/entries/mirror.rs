@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Included, Unbounded};
 use std::sync::Arc;
 
-use crate::model::OwnerToken;
-
 /// An entry that the store has created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct Entry {
@@ -19,8 +17,8 @@ pub(in crate::engine) struct Entry {
 #[derive(Debug, Clone)]
 pub(in crate::engine) enum Change {
     Created(Entry),
-    /// The entry with this id, which a claim of this owner had created, was deleted.
-    Deleted(Arc<str>, Option<OwnerToken>),
+    /// The entry with this id was deleted.
+    Deleted(Arc<str>),
 }
 
 /// The entries of one name at one revision of the store.
@@ -44,7 +42,7 @@ impl Mirror {
                 }
                 self.entries.insert((position, id));
             }
-            Change::Deleted(id, _) => {
+            Change::Deleted(id) => {
                 if let Some(position) = self.positions.remove(&id) {
                     self.entries.remove(&(position, id));
                 }
@@ -90,8 +88,8 @@ mod tests {
         }
         let first = |mirror: &Mirror| mirror.oldest().map(ToString::to_string);
         assert_eq!(first(&mirror).as_deref(), Some("a"));
-        mirror.apply(Change::Deleted("a".into(), None));
-        mirror.apply(Change::Deleted("a".into(), None));
+        mirror.apply(Change::Deleted("a".into()));
+        mirror.apply(Change::Deleted("a".into()));
         assert_eq!(first(&mirror).as_deref(), Some("b"));
         mirror.apply(created("b", 12));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");
@@ -106,7 +104,7 @@ mod tests {
         assert_eq!(mirror.waits("b"), None, "a second one, of a repeated request");
         // The end of one of two entries in the same position is not that of the other one.
         mirror.apply(created("d", 9));
-        mirror.apply(Change::Deleted("d".into(), None));
+        mirror.apply(Change::Deleted("d".into()));
         assert_eq!(first(&mirror).as_deref(), Some("c"));
     }
 }

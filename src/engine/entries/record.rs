@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use super::mirror::Entry;
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
 /// The version of an entry whose data is being written, or may have been written.
@@ -78,6 +79,14 @@ pub(in crate::engine) struct Stored {
 impl Stored {
     pub(in crate::engine) fn is_of(&self, owner: &OwnerToken) -> bool {
         self.owner.as_ref() == Some(owner)
+    }
+
+    /// Returns the entry for the mirror of the name.
+    pub(in crate::engine) fn mirrored(&self) -> Entry {
+        Entry {
+            id: self.id.clone(),
+            position: self.position,
+        }
     }
 
     /// Whether it holds its name if it is the oldest entry. `false`: it belongs to a claim that waits for more names.

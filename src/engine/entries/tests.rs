@@ -10,7 +10,7 @@ use super::local::*;
 use super::mirror::*;
 use super::record::UNKNOWN;
 use crate::clock::Moment;
-use crate::engine::{Acquired, EngineExt, HandOff, Released, Renewed, Subscription};
+use crate::engine::{Acquired, Engine, EngineExt, HandOff, Released, Renewed, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 struct Fixture {
@@ -48,9 +48,8 @@ fn entry(id: &Arc<str>, number: u64) -> Entry {
 }
 
 impl Fixture {
-    fn enter(&mut self, claim: &Claim) -> Vec<Granted> {
-        self.entries.begin_attempt(&claim.owner);
-        self.entries.enter(&claim.owner, &self.key, &id(claim));
+    fn enter(&mut self, claim: &Claim, number: u64) -> Vec<Granted> {
+        self.entries.enter(&claim.owner, &self.key, entry(&id(claim), number));
         self.grants()
     }
 
@@ -70,11 +69,7 @@ impl Fixture {
     }
 
     fn deleted(&mut self, id: Arc<str>, revision: u64) -> Vec<Granted> {
-        self.entries.changed(
-            &self.key,
-            revision,
-            vec![Change::Deleted(id.clone(), OwnerToken::parse(&id).ok())],
-        );
+        self.entries.changed(&self.key, revision, vec![Change::Deleted(id)]);
         self.grants()
     }
 
@@ -94,7 +89,7 @@ async fn is_woken(subscription: &mut EntrySubscription) -> bool {
 async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
     let (mut f, [first, second]) = fixture();
     let mut subscription = f.entries.subscribe(&first);
-    assert_eq!(f.enter(&first), []);
+    assert_eq!(f.enter(&first, 8), []);
     assert_eq!(f.watches.try_recv(), Ok(Watch::Open(f.key.clone())));
     let holder: Arc<str> = "holder".into();
     assert!(f.entries.begin_read(&f.key));
@@ -105,7 +100,7 @@ async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
     // Events before the read, and one after it.
     assert_eq!(f.deleted(holder.clone(), 9), []);
     assert_eq!(f.created(&second, 12), []);
-    assert_eq!(f.enter(&second), []);
+    assert_eq!(f.enter(&second, 12), []);
     assert!(f.watches.try_recv().is_err(), "one watch per name");
     assert!(!is_woken(&mut subscription).await);
     assert_eq!(f.deleted(holder, 13), f.granted(&first, 13));
@@ -128,8 +123,8 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     let (mut f, [waiter, other]) = fixture();
     let mut subscription = f.entries.subscribe(&waiter);
     // Deleted by an event.
-    assert_eq!(f.enter(&waiter), []);
-    assert_eq!(f.enter(&other), []);
+    assert_eq!(f.enter(&waiter, 2), []);
+    assert_eq!(f.enter(&other, 3), []);
     assert!(f.entries.begin_read(&f.key));
     let read = [
         entry(&"holder".into(), 1),
@@ -146,36 +141,36 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert_eq!(f.opened(6, [entry(&"holder".into(), 1), entry(&id(&other), 3)]), []);
     assert!(is_woken(&mut subscription).await);
     // Created and deleted before the answer to the attempt.
-    assert!(f.entries.begin_attempt(&waiter.owner));
-    assert!(!f.entries.begin_attempt(&waiter.owner), "it is known");
+    assert!(!f.entries.waits(&waiter.owner));
     assert_eq!(f.created(&waiter, 7), []);
     assert_eq!(f.deleted(id(&waiter), 8), []);
-    f.entries.enter(&waiter.owner, &f.key, &id(&waiter));
-    assert_eq!(f.grants(), []);
-    assert!(is_woken(&mut subscription).await);
-    // Missing in a read that began after the answer.
-    assert_eq!(f.enter(&waiter), []);
+    assert_eq!(f.enter(&waiter, 7), []);
+    assert!(is_woken(&mut subscription).await && !f.entries.waits(&waiter.owner));
+    // Missing in a read after the answer.
+    assert_eq!(f.enter(&waiter, 9), []);
     assert!(f.entries.lost(&f.key) && !f.entries.lost(&f.key));
     assert_eq!(f.deleted("holder".into(), 9), [], "no decision without a watch");
     assert!(f.entries.begin_read(&f.key));
-    assert!(!is_woken(&mut subscription).await);
+    assert!(!is_woken(&mut subscription).await && f.entries.waits(&waiter.owner));
     assert_eq!(f.opened(20, [entry(&id(&other), 3)]), f.granted(&other, 20));
     assert!(is_woken(&mut subscription).await);
-    // Of a read that began before it: it is a newer one, or was deleted before the read.
+    // Created after the read, whose answer arrives later: an event reports it.
     f.entries.lost(&f.key);
     assert!(f.entries.begin_read(&f.key));
-    assert_eq!(f.enter(&waiter), []);
+    assert_eq!(f.enter(&waiter, 31), []);
     assert_eq!(f.opened(30, [entry(&id(&other), 3)]), []);
-    assert!(is_woken(&mut subscription).await);
-    // Of a read during the attempt.
-    f.entries.begin_attempt(&waiter.owner);
-    f.entries.lost(&f.key);
+    assert!(!is_woken(&mut subscription).await);
+    assert_eq!(f.deleted(id(&waiter), 30), [], "that of an earlier one");
+    assert_eq!(f.created(&waiter, 31), []);
+    assert!(!is_woken(&mut subscription).await && f.entries.waits(&waiter.owner));
+    assert_eq!(f.deleted(id(&waiter), 32), []);
     assert!(f.entries.begin_read(&f.key));
+    // Missing in a read during the attempt.
     assert_eq!(f.opened(40, [entry(&id(&other), 3)]), []);
-    f.entries.enter(&waiter.owner, &f.key, &id(&waiter));
     assert!(is_woken(&mut subscription).await);
-    f.entries.begin_attempt(&waiter.owner);
-    f.entries.enter(&waiter.owner, &f.key, &id(&waiter));
+    assert_eq!(f.enter(&waiter, 35), []);
+    assert!(is_woken(&mut subscription).await);
+    assert_eq!(f.enter(&waiter, 41), []);
     assert!(!is_woken(&mut subscription).await);
     f.entries.wake_name(&f.key);
     // After the other one, which came first.
@@ -183,7 +178,7 @@ async fn a_waiter_whose_entry_is_gone_makes_a_new_attempt() {
     assert!(woken.await.is_ok());
     f.entries.leave(&other.owner);
     f.entries.leave(&waiter.owner);
-    for _ in 0..2 {
+    for _ in 0..3 {
         assert_eq!(f.watches.try_recv(), Ok(Watch::Open(f.key.clone())));
         assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
     }
@@ -196,11 +191,12 @@ async fn waiters_whose_entries_are_gone_enter_again_in_their_order() {
     for is_read in [true, false] {
         let (mut f, [first, second, third]) = fixture();
         let mut subscriptions = [&first, &second, &third].map(|claim| f.entries.subscribe(claim));
-        for claim in [&first, &second, &third] {
-            assert_eq!(f.enter(claim), []);
+        let claims = [(&first, 2), (&second, 3), (&third, 4)];
+        for (claim, number) in claims {
+            assert_eq!(f.enter(claim, number), []);
         }
         assert!(f.entries.begin_read(&f.key));
-        let read = [&first, &second, &third].map(|claim| entry(&id(claim), 2));
+        let read = claims.map(|(claim, number)| entry(&id(claim), number));
         let holder = entry(&"holder".into(), 1);
         assert_eq!(f.opened(4, [holder].into_iter().chain(read)), []);
         assert_eq!(f.deleted(id(&third), 5), []);
@@ -228,8 +224,8 @@ async fn waiters_whose_entries_are_gone_enter_again_in_their_order() {
 async fn a_set_moves_to_another_name() {
     let (mut f, [set]) = fixture();
     let next = Key::new("o").unwrap();
-    assert_eq!(f.enter(&set), []);
-    f.entries.enter(&set.owner, &next, &id(&set));
+    assert_eq!(f.enter(&set, 1), []);
+    f.entries.enter(&set.owner, &next, entry(&id(&set), 2));
     assert_eq!(f.grants(), []);
     let expected = [
         Watch::Open(f.key.clone()),
@@ -280,6 +276,26 @@ pub(in crate::engine) async fn an_entry_that_is_being_deleted_holds_nothing(engi
         }
         assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
     }
+}
+
+/// The reply to an attempt is lost, the lock is released by force, and another claim holds it before the retry.
+pub(in crate::engine) async fn a_retry_with_a_new_entry_has_a_new_token(engine: &EntryEngine) {
+    let keys = [Key::new("n").unwrap()];
+    let [ours, other] = [(); 2].map(|()| {
+        let ttl = Ttl::clamped(Duration::from_secs(5));
+        Claim::new(&keys, OwnerToken::fresh(), ttl, Arc::new(Process::current()))
+    });
+    let token = async |claim: &Claim| match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Granted { fence } => fence,
+        held => panic!("{held:?}"),
+    };
+    let first = token(&ours).await;
+    assert_eq!(token(&ours).await, first);
+    assert!(engine.force_release(&keys[0]).await.unwrap());
+    let second = token(&other).await;
+    assert_eq!(engine.release(&other, Duration::ZERO).await.unwrap(), Released::Freed);
+    assert!(first < second && second < token(&ours).await);
+    assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
 }
 
 /// The data of an entry is written again and again while its lease ends: the deletion finds another version each time.

@@ -16,7 +16,7 @@ use super::layout::Layout;
 use super::leases::{Class, Leases};
 use super::txn::{range_of, revision, txn};
 use crate::clock::Moment;
-use crate::engine::entries::{Change, Entry, Failure, LocalEntries, Outcome, Record, Seen, Store, Stored};
+use crate::engine::entries::{Change, Failure, LocalEntries, Outcome, Record, Seen, Store, Stored};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
 
 pub(super) const NAME: &str = "etcd";
@@ -86,7 +86,7 @@ impl Etcd {
             let message = watch.next().await?;
             if message.created && self.local.begin_read(name) {
                 let (keys, at) = self.keys(self.layout.range(name), false, Duration::MAX).await?;
-                let entries = keys.iter().map(|kv| mirrored(self.layout.entry(name, kv)));
+                let entries = keys.iter().map(|kv| self.layout.entry(name, kv).mirrored());
                 self.local.opened(name, at as u64, entries);
             }
             // One revision may delete several entries: no claim between them was granted.
@@ -99,12 +99,9 @@ impl Etcd {
                     let kv = event.kv.as_ref()?;
                     let entry = self.layout.entry(name, kv);
                     match event.kind {
-                        DELETED => {
-                            let owner = OwnerToken::parse(&entry.id).ok();
-                            Some(Change::Deleted(entry.id, owner))
-                        }
+                        DELETED => Some(Change::Deleted(entry.id)),
                         // Not a new record of an entry.
-                        _ => (kv.create_revision == kv.mod_revision).then(|| Change::Created(mirrored(entry))),
+                        _ => (kv.create_revision == kv.mod_revision).then(|| Change::Created(entry.mirrored())),
                     }
                 };
                 let changes = events.iter().filter_map(change).collect();
@@ -275,12 +272,5 @@ impl Store for Etcd {
         // Without an answer they expire.
         let _ = timeout(CLOSE_TIMEOUT, self.leases.close(has_entries)).await;
         self.client.close();
-    }
-}
-
-fn mirrored(entry: Stored) -> Entry {
-    Entry {
-        id: entry.id,
-        position: entry.position,
     }
 }

@@ -1,8 +1,8 @@
 //! Where the entries of a name are: Curator's layout, `<chroot>/<name>/_c_<uuid>-lock-<number>`.
 
 use super::client::Access;
-use crate::engine::entries::names::{decoded, encoded};
 use crate::engine::entries::Entry;
+use crate::engine::entries::names::{decoded, encoded};
 use crate::model::{Key, OwnerToken};
 
 /// The digits of the number that the server appends to the name of an entry.

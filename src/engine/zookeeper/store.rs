@@ -36,17 +36,21 @@ pub(super) struct Revisions {
 }
 
 impl Revisions {
-    /// The number of the connection is above these bits.
+    /// The number of the connection is above these bits. It is at least 1, so that each revision is above the positions of entries.
     const BITS: u32 = 40;
+
+    fn connection(&self) -> u64 {
+        *self.connections.borrow() + 1
+    }
 
     /// Returns the number of a message of the current connection. Called on its task.
     pub(super) fn next(&self) -> u64 {
-        (*self.connections.borrow() << Self::BITS) + self.last.fetch_add(1, Relaxed) + 1
+        (self.connection() << Self::BITS) + self.last.fetch_add(1, Relaxed) + 1
     }
 
     /// Whether a message is one of the current connection, if there is one.
     fn is_current(&self, revision: u64) -> bool {
-        *self.connections.borrow() == revision >> Self::BITS
+        self.connection() == revision >> Self::BITS
     }
 }
 
@@ -69,7 +73,7 @@ impl Zookeeper {
                     schedule(&kept_, &name, [&child]);
                     Change::Created(child.mirrored())
                 }
-                client::Change::Deleted => Change::Deleted(child.name.as_str().into(), child.owner),
+                client::Change::Deleted => Change::Deleted(child.name.into()),
                 client::Change::Other => return,
             };
             of_events.changed(&name, revisions_.next(), vec![change]);

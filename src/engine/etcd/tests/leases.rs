@@ -226,6 +226,12 @@ async fn an_entry_that_is_being_deleted_holds_nothing() {
 }
 
 #[tokio::test]
+async fn a_retry_with_a_new_entry_has_a_new_token() {
+    let Some([engine]) = engines().await else { return };
+    entries::tests::a_retry_with_a_new_entry_has_a_new_token(&engine).await;
+}
+
+#[tokio::test]
 async fn a_lease_that_ends_while_it_is_written_is_deleted() {
     let Some([engine]) = engines().await else { return };
     entries::tests::a_lease_that_ends_while_it_is_written_is_deleted(&engine).await;

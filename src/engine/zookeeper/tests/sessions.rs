@@ -277,6 +277,13 @@ async fn an_entry_that_is_being_deleted_holds_nothing() {
 }
 
 #[tokio::test]
+async fn a_retry_with_a_new_entry_has_a_new_token() {
+    let Some(url) = url() else { return };
+    let engine = open(&url, &prefix()).await;
+    entries::tests::a_retry_with_a_new_entry_has_a_new_token(&engine).await;
+}
+
+#[tokio::test]
 async fn a_lease_that_ends_while_it_is_written_is_deleted() {
     let Some(url) = url() else { return };
     let engine = open(&url, &prefix()).await;
