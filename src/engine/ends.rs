@@ -55,19 +55,9 @@ impl<K: Hash + Ord + Clone, V: Clone> Ends<K, V> {
         }
     }
 
-    /// Returns a value, and makes it end at `end` if that is later than its end.
-    pub(super) fn extend(&self, key: &K, end: Moment) -> Option<V> {
-        let mut extended = None;
-        self.update(key, |at, value| {
-            extended = Some(value.clone());
-            (end > at).then_some(end)
-        });
-        extended
-    }
-
-    /// Returns a value and its end.
-    pub(super) fn get(&self, key: &K) -> Option<(Moment, V)> {
-        self.state.lock().values.get(key).cloned()
+    /// Returns a value.
+    pub(super) fn get(&self, key: &K) -> Option<V> {
+        self.state.lock().values.get(key).map(|(_, value)| value.clone())
     }
 
     /// Calls a function with the end and the value. Makes the value end at the moment that it returns, and returns whether there is one.
@@ -144,7 +134,7 @@ mod tests {
         ends.insert("late", 1, after(3000));
         ends.insert("early", 2, after(200));
         ends.insert("removed", 3, after(100));
-        assert_eq!(ends.extend(&"early", after(100)), Some(2), "never earlier");
+        assert!(!ends.update(&"early", |_, _| None) && ends.get(&"early") == Some(2));
         assert_eq!(ends.remove(&"removed"), Some(3));
         assert_eq!(ends.remove(&"removed"), None);
         assert_eq!(ends.due().await, [("early", 2)]);
@@ -152,7 +142,7 @@ mod tests {
         let earlier = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
             ends.insert("new", 4, after(500));
-            ends.extend(&"late", after(4000));
+            assert!(ends.update(&"late", |end, _| Some(end + Duration::from_secs(1))));
         };
         let (due, ()) = tokio::join!(ends.due(), earlier);
         assert_eq!(due, [("new", 4)]);

@@ -36,7 +36,7 @@ impl Core {
         self.wait_for_deletions(owner).await;
         // The first step of a claim whose entry is gone is that of a new one.
         let is_gone = claim.waiting && names.len() == 1 && !self.local.waits(owner);
-        let known = self.claims.get(owner).map(|(_, own)| own);
+        let known = self.claims.get(owner);
         let mut seen = match known.filter(|own| own.fence.is_some() || !is_gone) {
             None => self.store.change(claim, names, &[], true).await?,
             Some(_) => {
@@ -113,7 +113,7 @@ impl Core {
         let owner = &claim.owner;
         // The service counts its lease from then.
         let sent = claim.sent_at().map_or(began, |sent| sent.max(began));
-        let known = self.claims.get(owner).map(|(_, own)| own);
+        let known = self.claims.get(owner);
         let waited = known.as_ref().is_some_and(|own| own.fence.is_none());
         // A retry after a lost reply keeps its token: the one that this process knows, or the one that is written. New entries have a
         // new one: the name may have had another holder.

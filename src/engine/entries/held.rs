@@ -57,11 +57,15 @@ impl Core {
     /// not be deleted before the store answers.
     fn unwritten(&self, Renewal { claim, ttl }: &Renewal<'_>, began: Moment) -> Option<Vec<Stored>> {
         let is_unwritten = |entry: &Stored| entry.version != UNKNOWN && self.store.is_lease(entry, *ttl);
-        let (_, own) = self.claims.get(&claim.owner)?;
-        if !own.holds(claim) || !own.entries.iter().all(is_unwritten) {
-            return None;
-        }
-        Some(self.claims.extend(&claim.owner, began + ttl.duration())?.entries)
+        let mut unwritten = None;
+        self.claims.update(&claim.owner, |end, own| {
+            if !own.holds(claim) || !own.entries.iter().all(is_unwritten) {
+                return None;
+            }
+            unwritten = Some(own.entries.clone());
+            Some(end.max(began + ttl.duration()))
+        });
+        unwritten
     }
 
     /// Renews leases by one check.
@@ -99,7 +103,7 @@ impl Core {
     pub(super) async fn rewrite(&self, claim: &Claim, to: &OwnerToken, ttl: Ttl) -> Outcome<Renewed> {
         for _ in 0..ROUNDS {
             let sent = Moment::now();
-            let own = self.claims.get(&claim.owner).map(|(_, own)| own);
+            let own = self.claims.get(&claim.owner);
             let is_ending = self.ending.borrow().contains(&claim.owner);
             let held = match is_ending {
                 true => None,
@@ -205,7 +209,7 @@ impl Core {
         self.wait_for_deletions(owner).await;
         self.local.leave(owner);
         self.records.remove(owner);
-        if let Some((_, own)) = self.claims.get(owner)
+        if let Some(own) = self.claims.get(owner)
             && keep.is_zero()
             && (own.fence.is_none() || own.holds(claim))
             && own.entries.iter().all(|entry| entry.version != UNKNOWN)
@@ -226,7 +230,7 @@ impl Core {
             let new = new_token(&seen);
             let entries: Vec<Stored> = seen.into_iter().filter_map(|seen| seen.own).collect();
             let is_done = if is_held && !keep.is_zero() {
-                let known = self.claims.get(owner).and_then(|(_, own)| own.fence);
+                let known = self.claims.get(owner).and_then(|own| own.fence);
                 let fence = known
                     .or_else(|| entries.iter().filter_map(Stored::fence).max())
                     .unwrap_or(new);

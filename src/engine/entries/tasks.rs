@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::attempt::{RECORD_DELAY, end_of_position, of_lease};
 use super::engine::{Core, OwnClaim};
@@ -28,16 +28,14 @@ impl Core {
         while let Some(request) = requests.recv().await {
             match request {
                 Watch::Open(name) => {
-                    let open = CancellationToken::new();
-                    let watching = self.clone().watch(name.clone());
-                    let task = tokio::spawn(Box::pin(open.clone().run_until_cancelled_owned(watching)));
-                    watches.insert(name, (open.drop_guard(), task));
+                    let watching = tokio::spawn(Box::pin(self.clone().watch(name.clone())));
+                    watches.insert(name, AbortOnDropHandle::new(watching));
                 }
                 Watch::Close(name) => {
-                    if let Some((open, task)) = watches.remove(&name) {
-                        drop(open);
+                    if let Some(watching) = watches.remove(&name) {
+                        watching.abort();
                         // Its end must not end the next watch of the name.
-                        let _ = task.await;
+                        let _ = watching.await;
                     }
                 }
             }
@@ -87,7 +85,7 @@ impl Core {
     async fn is_handed_off(&self, Granted { owner, id, revision }: &Granted) -> Outcome<bool> {
         let is_it = |own: &OwnClaim| own.entries.len() == 1 && own.entries[0].id == *id;
         let waiting = |own: &OwnClaim| own.fence.is_none() && is_it(own);
-        let own = self.claims.get(owner).map(|(_, own)| own).filter(waiting);
+        let own = self.claims.get(owner).filter(waiting);
         let Some(own) = own.filter(|_| self.local.is_subscribed(owner)) else {
             return Ok(false);
         };
@@ -222,7 +220,7 @@ impl Core {
 
     /// Writes the fencing token of a lease, unless a renewal has to write the lease.
     async fn write_token(&self, owner: &OwnerToken) -> Outcome<()> {
-        let Some((_, own)) = self.claims.get(owner) else {
+        let Some(own) = self.claims.get(owner) else {
             return Ok(());
         };
         let (Some(fence), mut entries) = (own.fence, own.entries) else {
