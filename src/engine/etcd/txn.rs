@@ -103,27 +103,30 @@ impl Etcd {
         [Some(oldest), own].into_iter().flatten().map(Op::Range)
     }
 
-    /// Reads the answers to [`Etcd::reads`].
-    pub(super) fn seen(
+    /// Reads the answers to [`Etcd::reads`] of several names.
+    fn seen(
         &self,
-        name: &Key,
+        names: &[Key],
         owner: Option<&OwnerToken>,
         at: i64,
-        answers: &mut impl Iterator<Item = ResponseOp>,
-    ) -> Seen {
-        let oldest = range_of(answers.next());
-        let own = owner.map(|_| range_of(answers.next()));
-        let entry = |range: &RangeResponse| range.kvs.first().map(|kv| self.layout.entry(name, kv));
-        let count = usize::try_from(oldest.count).unwrap_or_default();
-        let oldest = entry(&oldest);
-        let is_own = |entry: &Stored| owner.is_some_and(|owner| entry.is_of(owner));
-        let of_oldest = oldest.clone().filter(is_own);
-        Seen {
-            at: at as u64,
-            own: of_oldest.or_else(|| entry(&own?).filter(is_own)),
-            oldest,
-            count,
-        }
+        mut answers: impl Iterator<Item = ResponseOp>,
+    ) -> Vec<Seen> {
+        let seen = names.iter().map(|name| {
+            let oldest = range_of(answers.next());
+            let own = owner.map(|_| range_of(answers.next()));
+            let entry = |range: &RangeResponse| range.kvs.first().map(|kv| self.layout.entry(name, kv));
+            let count = usize::try_from(oldest.count).unwrap_or_default();
+            let oldest = entry(&oldest);
+            let is_own = |entry: &Stored| owner.is_some_and(|owner| entry.is_of(owner));
+            let of_oldest = oldest.clone().filter(is_own);
+            Seen {
+                at: at as u64,
+                own: of_oldest.or_else(|| entry(&own?).filter(is_own)),
+                oldest,
+                count,
+            }
+        });
+        seen.collect()
     }
 
     /// Makes the first attempt: if all names are free, it grants them; otherwise a claim of one name that waits enters.
@@ -165,11 +168,7 @@ impl Etcd {
             let created = entries.into_iter().map(|entry| self.created(entry, at, &lease));
             return Ok(created.collect());
         }
-        let mut answers = answer.responses.into_iter().skip(enters);
-        Ok(names
-            .iter()
-            .map(|name| self.seen(name, owner, at, &mut answers))
-            .collect())
+        Ok(self.seen(names, owner, at, answer.responses.into_iter().skip(enters)))
     }
 
     /// Describes a name with one entry, which was created at a revision.
@@ -211,12 +210,7 @@ impl Etcd {
     pub(super) async fn read_in_one(&self, names: &[Key], owner: Option<&OwnerToken>) -> Answer<Vec<Seen>> {
         let reads = names.iter().flat_map(|name| self.reads(name, owner));
         let answer = self.txn(&txn(Vec::new(), reads.collect(), Vec::new()), None).await?;
-        let at = revision(&answer);
-        let mut answers = answer.responses.into_iter();
-        Ok(names
-            .iter()
-            .map(|name| self.seen(name, owner, at, &mut answers))
-            .collect())
+        Ok(self.seen(names, owner, revision(&answer), answer.responses.into_iter()))
     }
 
     /// Forgets etcd leases that the server does not know any more.
