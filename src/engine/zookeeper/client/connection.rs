@@ -17,35 +17,26 @@ use crate::engine::target::Server;
 /// The longest message of a server before the session is open, in bytes.
 const MAX_GREETING: usize = 4096;
 
-/// A session as it is moved to another connection.
-#[derive(Clone, Default)]
-pub(super) struct SessionKey {
-    /// 0: no session.
-    pub id: i64,
-    pub password: Vec<u8>,
-    pub last_zxid: i64,
-}
-
 /// An open connection with a session.
 pub(super) struct Connection {
     pub stream: Box<dyn Io>,
-    pub session: SessionKey,
-    pub timeout: Duration,
+    pub session: Connected,
     /// When the request for the session was sent and answered.
     pub sent: Moment,
     pub answered: Moment,
 }
 
-/// Opens a connection, and a session or the one of `key`. `None`: that one has expired.
+/// Opens a connection, and a session or `last`, which is moved to it. `None`: that one has expired.
 pub(super) async fn open(
     server: &Server,
     Servers { login, tls, .. }: &Servers,
     session_timeout: Duration,
-    key: &SessionKey,
+    last: &Connected,
+    last_zxid: i64,
 ) -> Result<Option<Connection>, Failure> {
     let mut stream = server.connect(tls.as_ref(), None).await?;
     let timeout_ms = i32::try_from(session_timeout.as_millis()).unwrap_or(i32::MAX);
-    let request = messages::connect(key.last_zxid, timeout_ms, key.id, &key.password);
+    let request = messages::connect(last_zxid, timeout_ms, last.id, &last.password);
     let sent = Moment::now();
     let frame = ask(&mut stream, &request)
         .await
@@ -71,12 +62,7 @@ pub(super) async fn open(
     }
     Ok(Some(Connection {
         stream,
-        session: SessionKey {
-            id: connected.id,
-            password: connected.password,
-            last_zxid: key.last_zxid,
-        },
-        timeout: Duration::from_millis(connected.timeout_ms.into()),
+        session: connected,
         sent,
         answered,
     }))

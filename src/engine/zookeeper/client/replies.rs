@@ -3,11 +3,12 @@
 use super::jute::{Malformed, Reader};
 use super::messages::op;
 
-/// The answer to [`connect`](super::messages::connect).
-#[derive(Debug, PartialEq, Eq)]
+/// The answer to [`connect`](super::messages::connect): a session.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Connected {
     /// The session timeout that the server has chosen. 0: the session has expired.
     pub timeout_ms: u32,
+    /// 0: no session.
     pub id: i64,
     pub password: Vec<u8>,
 }

@@ -9,10 +9,10 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::connection::{self, Connection, SessionKey};
+use super::connection::{self, Connection};
 use super::evidence::{self, Evidence};
 use super::messages::{EVENT, Request, code};
-use super::replies::{self, Reply};
+use super::replies::{self, Connected, Reply};
 use super::{ConnectFailure, Failure, SessionState, Shared, Sink, answer};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -35,7 +35,8 @@ const RECONNECT: Backoff = Backoff::new(Duration::from_millis(20), Duration::fro
 
 pub(super) struct Session {
     shared: Arc<Shared>,
-    key: SessionKey,
+    current: Connected,
+    last_zxid: i64,
     next_server: usize,
 }
 
@@ -55,7 +56,8 @@ impl Session {
         let next_server = fastrand::usize(..shared.servers.list.len());
         Session {
             shared,
-            key: SessionKey::default(),
+            current: Connected::default(),
+            last_zxid: 0,
             next_server,
         }
     }
@@ -115,14 +117,14 @@ impl Session {
 
     async fn open_at(&mut self, server: &Server) -> Result<Connection, ConnectFailure> {
         let (servers, session_timeout) = (&self.shared.servers, self.shared.session_timeout);
-        let limit = match self.key.id {
+        let limit = match self.current.id {
             // A new session is committed by a majority, which may take longer than the greeting of a session that moves.
             0 => SILENCE * 2,
             // The server may have chosen another timeout.
             _ => silence(self.shared.state.borrow().timeout),
         };
         for _ in 0..2 {
-            let opening = connection::open(server, servers, session_timeout, &self.key);
+            let opening = connection::open(server, servers, session_timeout, &self.current, self.last_zxid);
             let late = |_| {
                 Err(ConnectFailure::not_sent(
                     format!("no session within {} ms", limit.as_millis()),
@@ -133,22 +135,21 @@ impl Session {
                 return Ok(connection);
             }
             // The server has closed that connection: the next one gets a new session.
-            self.key.id = 0;
-            self.key.password.clear();
+            self.current = Connected::default();
         }
         Err(ConnectFailure::not_sent("the server opened no session", true))
     }
 
     /// Uses a connection until it breaks, which is an error, or the client is closed.
     async fn serve(&mut self, connection: Connection) -> io::Result<()> {
-        let timeout = connection.timeout;
-        let has_moved = self.key.id == connection.session.id;
+        let timeout = Duration::from_millis(connection.session.timeout_ms.into());
+        let has_moved = self.current.id == connection.session.id;
         let evidence = Evidence::new(timeout, connection.sent, connection.answered);
-        self.key = connection.session;
+        self.current = connection.session;
         let shared = self.shared.clone();
         shared.state.send_modify(|state| {
             *state = SessionState {
-                id: self.key.id,
+                id: self.current.id,
                 timeout,
                 // A majority commits a new session. The leader alone moves one.
                 until: if has_moved { state.until } else { evidence.until() },
@@ -158,8 +159,8 @@ impl Session {
         let (reader, writer) = tokio::io::split(connection.stream);
         let mut link = Link {
             shared: &shared,
-            last_zxid: &mut self.key.last_zxid,
-            session: self.key.id,
+            last_zxid: &mut self.last_zxid,
+            session: self.current.id,
             next_sync: Instant::now() + evidence::interval(timeout),
             sync_interval: evidence::interval(timeout),
             evidence,
