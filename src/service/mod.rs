@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{Either, ready};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -78,7 +78,6 @@ impl Locks {
             stall_detector,
             counters: Counters::default(),
             scheduler: RenewalScheduler::default(),
-            op_ended: Notify::new(),
             last_arrival: AtomicU64::new(0),
             attempts: ordered_attempts::Attempts::default(),
             local_fifos: Arc::default(),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -36,8 +36,6 @@ pub(super) struct Shared {
     pub(super) stall_detector: Arc<StallDetector>,
     pub(super) counters: Counters,
     pub(super) scheduler: RenewalScheduler,
-    /// Notified when an operation of a lease ends for which others wait (`lease/op_guard.rs`).
-    pub(super) op_ended: Notify,
     /// The arrival number of the newest call.
     pub(super) last_arrival: AtomicU64,
     /// The order of local waiters if the store keeps a queue (`attempts`), and if it keeps none (`local_fifos`).

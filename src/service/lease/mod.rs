@@ -5,7 +5,6 @@
 //! the local deadline, and only then is the lease lost.
 
 mod batch;
-mod op_guard;
 mod release;
 mod renewal;
 mod renewal_window;
@@ -59,6 +58,8 @@ pub struct Lease {
     arrival: u64,
     /// An earlier attempt of this claim failed, and the store may still execute it.
     doubtful: bool,
+    /// Locked during an operation (renewal, extension, release) at the store: there is one at a time.
+    operation: tokio::sync::Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -89,9 +90,6 @@ struct State {
     is_unreceived: bool,
     /// The holder released the lease during a close of the service, which releases it in the store.
     is_released_by_holder: bool,
-    /// Whether an operation is in progress at the store, and whether another one waits for its end (`op_guard.rs`).
-    op_in_progress: bool,
-    op_awaited: bool,
     /// `None` after a successful renewal.
     retry: Option<Box<RenewalRetry>>,
     /// The time of its entry in the schedule of the renewal scheduler.
@@ -159,8 +157,6 @@ impl Lease {
             is_extended: is_short,
             is_unreceived: false,
             is_released_by_holder: false,
-            op_in_progress: false,
-            op_awaited: false,
             retry: None,
             slot: None,
             on_loss: None,
@@ -173,6 +169,7 @@ impl Lease {
             stall_limit: options.stall_limit,
             arrival,
             doubtful,
+            operation: tokio::sync::Mutex::default(),
             state: Mutex::new(state),
         })
     }

@@ -136,11 +136,11 @@ impl Lease {
     async fn release_in_store(self: &Arc<Self>, shared: &Arc<Shared>, was_held: bool) -> Result<bool, LockError> {
         let mut timeout = shared.store_timeout;
         // A renewal without an answer delays the release by at most half of the timeout. A renewal never re-creates the lock.
-        let _guard = match self.try_begin_op(shared) {
-            Some(guard) => Some(guard),
-            None => {
+        let _guard = match self.operation.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(_) => {
                 let started = tokio::time::Instant::now();
-                let guard = tokio::time::timeout(timeout / 2, self.begin_op(shared)).await.ok();
+                let guard = tokio::time::timeout(timeout / 2, self.operation.lock()).await.ok();
                 timeout = timeout.saturating_sub(started.elapsed());
                 guard
             }

@@ -127,7 +127,7 @@ impl Lease {
     /// fails before the lease ends.
     pub(in crate::service) async fn extend(self: &Arc<Self>, shared: &Arc<Shared>, ttl: Ttl) -> Result<(), LockError> {
         let started = tokio::time::Instant::now();
-        let Ok(_guard) = tokio::time::timeout(shared.store_timeout, self.begin_op(shared)).await else {
+        let Ok(_guard) = tokio::time::timeout(shared.store_timeout, self.operation.lock()).await else {
             let error = shared.engine.no_answer("renew", shared.store_timeout);
             return Err(self.extension_failed(shared, LockError::store(error)));
         };
