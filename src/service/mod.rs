@@ -42,7 +42,7 @@ pub use options::{AcquireOptions, Wait};
 
 use abandoned::AbandonedClaim;
 use acquire::Acquisition;
-use event::{Counters, Events};
+use event::Events;
 use options::MOST_HOLDER_READS;
 use renewal_scheduler::RenewalScheduler;
 use shared::Shared;
@@ -76,7 +76,7 @@ impl Locks {
             store_timeout,
             events: Events::new(events),
             stall_detector,
-            counters: Counters::default(),
+            counters: Mutex::default(),
             scheduler: RenewalScheduler::default(),
             last_arrival: AtomicU64::new(0),
             attempts: ordered_attempts::Attempts::default(),
@@ -375,7 +375,7 @@ impl Locks {
 
     /// Returns the service's counters.
     pub fn stats(&self) -> Stats {
-        self.shared.counters.read()
+        *self.shared.counters.lock()
     }
 
     /// Whether a close has begun.

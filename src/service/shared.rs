@@ -14,7 +14,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::abandoned::AbandonedClaims;
 use super::acquire::Outcome;
-use super::event::{Counters, Event, EventKind, Events, add};
+use super::event::{Event, EventKind, Events, Stats};
 use super::lease::Lease;
 use super::local_fifo::LocalFifos;
 use super::ordered_attempts::Attempts;
@@ -34,7 +34,7 @@ pub(super) struct Shared {
     pub(super) store_timeout: Duration,
     pub(super) events: Events,
     pub(super) stall_detector: Arc<StallDetector>,
-    pub(super) counters: Counters,
+    pub(super) counters: Mutex<Stats>,
     pub(super) scheduler: RenewalScheduler,
     /// The arrival number of the newest call.
     pub(super) last_arrival: AtomicU64,
@@ -133,7 +133,7 @@ impl Shared {
 
     /// Counts an operation of the store that failed or had no answer.
     pub(super) fn store_failed(&self, error: &EngineError) {
-        add(&self.counters.store_errors);
+        self.counters.lock().store_errors += 1;
         if error.is_locked {
             self.events.store_answered();
         } else if error.retryable {
@@ -144,8 +144,8 @@ impl Shared {
 
     /// Counts a new lease as held, and schedules its renewal. `since`: when its call began.
     pub(super) fn add_lease(&self, lease: &Arc<Lease>, since: Instant) {
-        add(&self.counters.acquired);
-        add(&self.counters.held);
+        self.counters.lock().acquired += 1;
+        self.counters.lock().held += 1;
         self.scheduler.schedule(lease);
         self.emit(|| lease.event(EventKind::Acquired, Some(since.elapsed()), None));
     }

@@ -54,7 +54,7 @@ impl Notifier {
             _ => (duration, None),
         };
         self.send(&json!({
-            "type": event.kind.as_str(),
+            "type": event.kind,
             "names": event.names.as_ref().map(|names| names.iter().map(|name| name.as_str()).collect::<Vec<_>>()),
             "fencingToken": event.fence.map(|fence| fence.0.to_string()),
             "waitedMs": waited,

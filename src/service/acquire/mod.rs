@@ -36,7 +36,7 @@ pub use self::holder::BusyLock;
 pub(super) use self::holder::add_service;
 use super::Shared;
 use super::abandoned::AbandonedClaim;
-use super::event::{Event, EventKind, add, sub};
+use super::event::{Event, EventKind};
 use super::lease::{Grant, Lease};
 use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
 use crate::engine::EngineExt;
@@ -156,14 +156,14 @@ impl Acquisition {
             }
         };
         if self.is_waiting {
-            sub(&self.shared.counters.waiting);
+            self.shared.counters.lock().waiting -= 1;
         }
         match outcome {
             Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
             other => {
                 self.abandon_claim();
                 if let Ok(Outcome::Busy(_)) = other {
-                    add(&self.shared.counters.busy);
+                    self.shared.counters.lock().busy += 1;
                     if self.options.report_holder {
                         // Boxed: most calls do not need this future.
                         let busy = Box::pin(self.busy_lock()).await;
@@ -221,7 +221,7 @@ impl Acquisition {
     fn set_waiting(&mut self) {
         if !self.is_waiting {
             self.is_waiting = true;
-            add(&self.shared.counters.waiting);
+            self.shared.counters.lock().waiting += 1;
             let names = self.names.clone();
             self.shared.emit(|| Event::new(EventKind::Waiting, Some(names)));
         }

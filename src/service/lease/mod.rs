@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::Shared;
 use super::abandoned::AbandonedClaim;
-use super::event::{Event, EventKind, add, sub};
+use super::event::{Event, EventKind};
 use super::options::AcquireOptions;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -322,8 +322,8 @@ impl Lease {
         tracing::debug!(%error, "a lease ended early");
         shared.scheduler.remove(self);
         shared.remove_by_name(self);
-        sub(&shared.counters.held);
-        add(&shared.counters.lost);
+        shared.counters.lock().held -= 1;
+        shared.counters.lock().lost += 1;
         if self.renew || self.doubtful || is_extended || is_bounded {
             // A renewal or an extension whose reply was lost may have extended the lease in the store.
             shared.release_in_background(self.abandoned());

@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::engine::{EngineExt, Released};
 use crate::error::LockError;
 use crate::service::Shared;
-use crate::service::event::{EventKind, add, sub};
+use crate::service::event::EventKind;
 
 /// The reasons of a loss that a close or a release detects.
 const SERVICE_CLOSED: &str = "its LockService was closed";
@@ -49,7 +49,7 @@ impl Lease {
         };
         if loss.is_none() {
             shared.scheduler.remove(self);
-            sub(&shared.counters.held);
+            shared.counters.lock().held -= 1;
         }
         Some(ReleaseStart { _call, loss })
     }
@@ -106,7 +106,7 @@ impl Lease {
             state.on_loss.take()
         };
         shared.scheduler.remove(self);
-        sub(&shared.counters.held);
+        shared.counters.lock().held -= 1;
         if let Some(sink) = sink {
             sink(loss);
         }
@@ -123,10 +123,10 @@ impl Lease {
     pub(in crate::service) fn emit_released(&self, shared: &Shared, was_held: bool) {
         let held_for = Some(self.state.lock().acquired_at.elapsed());
         if was_held {
-            add(&shared.counters.released);
+            shared.counters.lock().released += 1;
             shared.emit(|| self.event(EventKind::Released, held_for, None));
         } else {
-            add(&shared.counters.lost);
+            shared.counters.lock().lost += 1;
             let reason = self.lost(GONE_AT_RELEASE).message;
             shared.emit(|| self.event(EventKind::Lost, held_for, Some(reason.into())));
         }

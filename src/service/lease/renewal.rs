@@ -10,7 +10,7 @@ use crate::engine::{EngineExt, RESERVATION, Renewed};
 use crate::error::{EngineError, LockError};
 use crate::model::Ttl;
 use crate::service::Shared;
-use crate::service::event::{EventKind, add};
+use crate::service::event::EventKind;
 
 /// Returns the timeout of one renewal: several retries fit into the rest of the lease.
 fn renewal_timeout(ttl: Ttl) -> Duration {
@@ -94,7 +94,7 @@ impl Lease {
                 let completes_grant = std::mem::take(&mut state.is_short);
                 drop(state);
                 if !completes_grant {
-                    add(&shared.counters.renewed);
+                    shared.counters.lock().renewed += 1;
                     shared.emit(|| self.event(EventKind::Renewed, None, None));
                 }
             }
