@@ -36,13 +36,14 @@ impl LockService {
         let locks = self.locks.clone();
         let listing = async move { locks.list(&prefix).await };
         let locks = self.locks.clone();
-        self.bridge
-            .promise(env, &self.locks, listing, move |bridge, infos| LockList {
+        self.bridge.answer(env, &self.locks, listing, move |bridge, infos| {
+            Ok(LockList {
                 bridge: bridge.clone(),
                 locks,
                 rest: infos.into_iter(),
                 has_begun: false,
             })
+        })
     }
 }
 
@@ -62,6 +63,6 @@ impl LockList {
             }
             Ok(Some(infos_to_json(&page)))
         };
-        self.bridge.promise(env, &self.locks, converting, |_, text| text)
+        self.bridge.answer(env, &self.locks, converting, |_, text| Ok(text))
     }
 }

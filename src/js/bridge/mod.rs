@@ -210,32 +210,34 @@ impl Bridge {
         unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
     }
 
-    /// Returns a promise for `work`. It resolves to the result of `make`.
+    /// Returns a promise for `work`, which is settled with the result of `make`. Keeps the event loop alive as [`Bridge::call`] does.
     pub(super) fn promise<'env, T: Send + 'static, V: ToNapiValue>(
         &self,
         env: &'env Env,
-        locks: &Locks,
+        is_in_background: bool,
         work: impl Future<Output = Result<T, LockError>> + Send + 'static,
-        make: impl FnOnce(&Rc<Bridge>, T) -> V + Send + 'static,
+        make: impl FnOnce(&Env, &Rc<Bridge>, Result<T, LockError>) -> Result<V, LockError> + Send + 'static,
     ) -> napi::Result<Unknown<'env>> {
-        self.try_promise(env, locks, work, move |bridge, value| Ok(make(bridge, value)))
+        let (deferred, promise) = Deferred::new(env)?;
+        self.call(env, is_in_background, work, move |env, bridge, result| {
+            deferred.settle(env, make(env, bridge, result));
+        });
+        Ok(promise)
     }
 
-    /// Like [`Bridge::promise`], where `make` may fail.
-    pub(super) fn try_promise<'env, T: Send + 'static, V: ToNapiValue>(
+    /// Returns a promise for a call of a service. `make` converts its result.
+    pub(super) fn answer<'env, T: Send + 'static, V: ToNapiValue>(
         &self,
         env: &'env Env,
         locks: &Locks,
         work: impl Future<Output = Result<T, LockError>> + Send + 'static,
         make: impl FnOnce(&Rc<Bridge>, T) -> Result<V, LockError> + Send + 'static,
     ) -> napi::Result<Unknown<'env>> {
-        let (deferred, promise) = Deferred::new(env)?;
         let locks = locks.clone();
-        self.call(env, false, work, move |env, bridge, result| {
+        self.promise(env, false, work, move |env, bridge, result| {
             hold_process(env, bridge, &locks);
-            deferred.settle(env, result.and_then(|value| make(bridge, value)));
-        });
-        Ok(promise)
+            make(bridge, result?)
+        })
     }
 
     /// Returns the event loop, for an engine whose socket it can poll.
