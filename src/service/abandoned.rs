@@ -21,7 +21,7 @@ use super::Shared;
 use super::lease::Lease;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::{Acquired, EngineExt, Released};
+use crate::engine::{Acquired, EngineExt, Released, answer_each};
 use crate::error::EngineError;
 use crate::model::{Claim, OwnerToken, Ttl};
 
@@ -302,33 +302,23 @@ impl Shared {
     }
 
     /// Releases a batch. Returns the claims to retry.
-    async fn release_batch(&self, batch: Vec<AbandonedClaim>) -> Vec<AbandonedClaim> {
+    async fn release_batch(&self, mut batch: Vec<AbandonedClaim>) -> Vec<AbandonedClaim> {
+        batch.sort_by_key(|abandoned| abandoned.min_hold.is_some());
         let mut answers: Vec<Option<Result<Released, EngineError>>> = batch.iter().map(|_| None).collect();
-        let (kept, plain): (Vec<usize>, Vec<usize>) =
-            (0..batch.len()).partition(|index| batch[*index].min_hold.is_some());
-        let claims: Vec<&Claim> = plain.iter().map(|index| &batch[*index].claim).collect();
-        let collected = Mutex::new(&mut answers);
-        let collect = |index: usize, released| {
-            collected.lock()[index] = Some(released);
-        };
-        let mut answer = |index: usize, released| collect(plain[index], released);
-        let listed = &batch;
-        let release_kept = kept
-            .iter()
-            .map(|&index| async move { (index, self.release_kept(&listed[index]).await) });
+        let plain = batch.partition_point(|abandoned| abandoned.min_hold.is_none());
+        let (plain, kept) = batch.split_at(plain);
+        let (answers_to_plain, answers_to_kept) = answers.split_at_mut(plain.len());
+        let claims: Vec<&Claim> = plain.iter().map(|abandoned| &abandoned.claim).collect();
+        let mut answer = |index: usize, released| answers_to_plain[index] = Some(released);
+        let mut answer_kept = |index: usize, released| answers_to_kept[index] = Some(released);
         let releasing = async {
             let plain = async {
                 if !claims.is_empty() {
                     self.engine.release_all(&claims, Duration::ZERO, &mut answer).await;
                 }
             };
-            let mut release_kept: FuturesUnordered<_> = release_kept.collect();
-            let kept = async {
-                while let Some((index, released)) = release_kept.next().await {
-                    collect(index, released);
-                }
-            };
-            tokio::join!(plain, kept);
+            let kept = kept.iter().map(|abandoned| self.release_kept(abandoned));
+            tokio::join!(plain, answer_each(kept, &mut answer_kept));
         };
         // A panic in the engine counts as no answer. The task continues.
         let releasing = AssertUnwindSafe(releasing).catch_unwind();
