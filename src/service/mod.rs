@@ -147,8 +147,8 @@ impl Locks {
     /// Acquires a lease that [`Locks::release_by_name`] releases: `acquireLock` in JavaScript.
     ///
     /// # Behavior
-    /// Makes one attempt. The lease is not renewed. (The options for waiting and renewal have no effect.) Returns `None` when the
-    /// name is busy. The caller checks `is_held` before it reports success: the lease may end before that.
+    /// `options` have no wait and no renewal. Returns `None` when the name is busy. The caller checks `is_held` before it reports
+    /// success: the lease may end before that.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -157,11 +157,6 @@ impl Locks {
         name: Key,
         options: O,
     ) -> impl Future<Output = Result<Option<Arc<Lease>>, LockError>> + Send + use<O> {
-        let mut options = options.into();
-        if options.renew || options.wait != Wait::No {
-            let options = Arc::make_mut(&mut options);
-            (options.renew, options.wait) = (false, Wait::No);
-        }
         let shared = self.shared.clone();
         let acquired = self.acquire(name.clone().into(), options, None);
         acquired.map(move |outcome| match outcome? {
