@@ -48,7 +48,6 @@ use self::deferred::Deferred;
 use self::leases::Leases;
 use self::local_executor::{LocalExecutor, NodeEventLoop};
 use self::memory::{Burst, return_memory};
-use self::questions::Questions;
 use self::shared::{Delivery, Reference, Shared};
 use self::uv_loop::UvLoop;
 use crate::error::{EngineError, LockError, is_passing};
@@ -71,8 +70,6 @@ pub(super) struct Bridge {
     uv_loop: Option<UvLoop>,
     /// The leases with a number in JavaScript.
     pub(super) leases: RefCell<Leases>,
-    /// The questions that JavaScript has not answered, by number.
-    pub(super) questions: RefCell<Questions>,
     /// The acquisitions that JavaScript may cancel, by ticket.
     pub(super) cancellations: RefCell<HashMap<u64, CancellationToken>>,
 }
@@ -144,7 +141,6 @@ impl Bridge {
             executor,
             uv_loop: UvLoop::find(env),
             leases: RefCell::default(),
-            questions: RefCell::default(),
             cancellations: RefCell::default(),
         });
         // SAFETY: the hook runs on this thread, once, when the environment goes away.
