@@ -8,7 +8,6 @@ mod batch;
 mod release;
 mod renewal;
 mod renewal_window;
-mod testing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -283,10 +282,6 @@ impl Lease {
         }
     }
 
-    pub(super) fn take_slot(&self) -> Option<Moment> {
-        self.state.lock().slot.take()
-    }
-
     /// Moves its slot to its next event. Returns the slot before, and when the next event is possible and due: a renewal, or the deadline.
     /// `None`: the lease has ended.
     pub(super) fn reschedule(&self) -> (Option<Moment>, Option<RenewalWindow>) {
@@ -308,22 +303,32 @@ impl Lease {
         AbandonedClaim::new(claim, self.doubtful)
     }
 
-    fn lose(&self, shared: &Arc<Shared>, error: LockError) {
-        let (sink, acquired_at, is_extended, is_bounded) = {
+    /// Ends the lease in this process by a loss. Returns whether it was held until now, and what receives the loss.
+    fn end_by_loss(self: &Arc<Self>, shared: &Shared, loss: &LockError) -> (bool, Option<LossSink>) {
+        let sink = {
             let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
-                return;
+                return (false, None);
             }
-            state.phase = Phase::Lost(error.clone().into());
-            state.renewal = None;
-            let is_bounded = state.asked_until.is_some();
-            (state.on_loss.take(), state.acquired_at, state.is_extended, is_bounded)
+            state.phase = Phase::Lost(loss.clone().into());
+            state.on_loss.take()
+        };
+        shared.scheduler.schedule(self);
+        shared.counters.lock().held -= 1;
+        (true, sink)
+    }
+
+    fn lose(self: &Arc<Self>, shared: &Arc<Shared>, error: LockError) {
+        let (true, sink) = self.end_by_loss(shared, &error) else {
+            return;
         };
         tracing::debug!(%error, "a lease ended early");
-        shared.scheduler.remove(self);
         shared.remove_by_name(self);
-        shared.counters.lock().held -= 1;
         shared.counters.lock().lost += 1;
+        let (acquired_at, is_extended, is_bounded) = {
+            let state = self.state.lock();
+            (state.acquired_at, state.is_extended, state.asked_until.is_some())
+        };
         if self.renew || self.doubtful || is_extended || is_bounded {
             // A renewal or an extension whose reply was lost may have extended the lease in the store.
             shared.release_in_background(self.abandoned());

@@ -27,7 +27,7 @@ pub(in crate::service) struct ReleaseStart {
 
 impl Lease {
     /// Ends the lease in this process: the first step. `None`: it was released before, or the close releases it.
-    pub(in crate::service) fn begin_release(&self, shared: &Shared) -> Option<ReleaseStart> {
+    pub(in crate::service) fn begin_release(self: &Arc<Self>, shared: &Shared) -> Option<ReleaseStart> {
         // The token comes first: a close that starts after it waits for this release.
         let _call = shared.calls.token();
         if shared.closing.is_cancelled() {
@@ -48,7 +48,7 @@ impl Lease {
             }
         };
         if loss.is_none() {
-            shared.scheduler.remove(self);
+            shared.scheduler.schedule(self);
             shared.counters.lock().held -= 1;
         }
         Some(ReleaseStart { _call, loss })
@@ -97,20 +97,11 @@ impl Lease {
             return false;
         }
         let loss = self.lost(SERVICE_CLOSED);
-        let sink = {
-            let mut state = self.state.lock();
-            if !matches!(state.phase, Phase::Held) {
-                return false;
-            }
-            state.phase = Phase::Lost(loss.clone().into());
-            state.on_loss.take()
-        };
-        shared.scheduler.remove(self);
-        shared.counters.lock().held -= 1;
+        let (was_held, sink) = self.end_by_loss(shared, &loss);
         if let Some(sink) = sink {
             sink(loss);
         }
-        true
+        was_held
     }
 
     /// Releases the lease in the background, after [`Lease::end_for_close`].

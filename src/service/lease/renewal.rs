@@ -8,7 +8,7 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::{EngineExt, RESERVATION, Renewed};
 use crate::error::{EngineError, LockError};
-use crate::model::Ttl;
+use crate::model::{Key, Ttl};
 use crate::service::Shared;
 use crate::service::event::EventKind;
 
@@ -33,7 +33,7 @@ pub(super) const GONE: &str = "the store no longer has it: it expired, or was de
 impl Lease {
     /// Declares the lease lost if its deadline has passed. Returns the timeout of its renewal if it is to be renewed now; the
     /// deadline is then its next event.
-    pub(in crate::service) fn renewal_due(&self, shared: &Arc<Shared>, now: Moment) -> Option<Duration> {
+    pub(in crate::service) fn renewal_due(self: &Arc<Self>, shared: &Arc<Shared>, now: Moment) -> Option<Duration> {
         let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Held) {
             return None;
@@ -67,7 +67,7 @@ impl Lease {
 
     /// Applies the answer to a renewal that was sent at `sent`.
     pub(super) fn apply_renewal(
-        &self,
+        self: &Arc<Self>,
         shared: &Arc<Shared>,
         answer: Result<Renewed, EngineError>,
         sent: Moment,
@@ -201,7 +201,7 @@ impl Lease {
     }
 
     /// Converts the error of a failed extension. If the lease has ended, it is lost: `LOCK_LOST`, with the error of the store as the cause.
-    fn extension_failed(&self, shared: &Arc<Shared>, error: LockError) -> LockError {
+    fn extension_failed(self: &Arc<Self>, shared: &Arc<Shared>, error: LockError) -> LockError {
         let mut state = self.state.lock();
         if !state.deadline.is_past() {
             return match &state.phase {
@@ -214,6 +214,26 @@ impl Lease {
         drop(state);
         self.lose(shared, loss.clone());
         loss
+    }
+
+    /// Moves the clock of this lease forward: all of its moments become earlier by `by`.
+    pub(in crate::service) fn advance(&self, by: Duration) {
+        let mut state = self.state.lock();
+        state.acquired_at = state.acquired_at - by;
+        state.deadline = state.deadline - by;
+        state.max_hold_until = state.max_hold_until.map(|end| end - by);
+        state.min_hold_until = state.min_hold_until.map(|end| end - by);
+        if let Some(window) = &mut state.renewal {
+            window.opens = window.opens - by;
+            window.due = window.due - by;
+        }
+    }
+
+    /// Declares the lease lost if it has this name, as after a renewal that did not find the name in the store.
+    pub(in crate::service) fn lose_name(self: &Arc<Self>, shared: &Arc<Shared>, name: &Key) {
+        if self.claim.keys().contains(name) {
+            self.lose(shared, self.lost(GONE));
+        }
     }
 }
 
