@@ -1,7 +1,6 @@
 //! The service: waiting, leases, renewal, clean-up, over any engine.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
 use std::time::Duration;
@@ -51,14 +50,6 @@ use shared::Shared;
 #[derive(Clone)]
 pub struct Locks {
     shared: Arc<Shared>,
-}
-
-impl fmt::Debug for Locks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locks")
-            .field("engine", &self.shared.engine)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Locks {
