@@ -119,8 +119,6 @@ struct Lists {
     queues: [Queue; 3],
     /// The number of the newest entry of a queue.
     last_number: u64,
-    /// Whether the task runs.
-    is_served: bool,
     /// The service is closed: claims that come now are left to their ttl.
     is_closed: bool,
 }
@@ -135,9 +133,8 @@ const REPEATED: usize = 2;
 /// The next step of the task.
 enum Step {
     Release(Vec<AbandonedClaim>),
-    /// Waits until this moment, or for the end of a batch.
+    /// Waits until this moment, for the end of a batch, or for a claim.
     Wait(Option<Moment>),
-    End,
 }
 
 impl AbandonedClaims {
@@ -197,12 +194,8 @@ impl Lists {
         }
         let is_idle = self.queues.iter().all(Queue::is_empty);
         let head_start = began + HEAD_START;
-        if running > 0 && (is_idle || running >= at_once && head_start > now || running >= BATCHES) {
+        if is_idle || running > 0 && (running >= at_once && head_start > now || running >= BATCHES) {
             return Step::Wait((running < BATCHES && !is_idle).then_some(head_start));
-        }
-        if is_idle {
-            self.is_served = false;
-            return Step::End;
         }
         let first_due = if closing { Moment::from_nanos(u64::MAX) } else { now };
         let queues = [
@@ -247,18 +240,12 @@ impl Shared {
             Duration::ZERO
         };
         lists.push(FIRST, Moment::now() + delay, claim);
-        let is_served = std::mem::replace(&mut lists.is_served, true);
         drop(lists);
-        if is_served {
-            self.abandoned.added.notify_one();
-        } else if tokio::runtime::Handle::try_current().is_ok() {
-            // Without a runtime the process or the worker is about to end.
-            self.background.spawn(self.clone().release_abandoned().boxed());
-        }
+        self.abandoned.added.notify_one();
     }
 
-    /// Releases the claims on the list until it is empty.
-    async fn release_abandoned(self: Arc<Self>) {
+    /// Releases the claims on the list until it is closed.
+    pub(super) async fn release_abandoned(self: Arc<Self>) {
         let mut backoff = Backoff::for_store();
         let mut batches = FuturesUnordered::new();
         let mut began = Moment::now();
@@ -273,7 +260,6 @@ impl Shared {
                 lists.next(batches.len(), at_once, began, self.closing.is_cancelled())
             };
             let due = match step {
-                Step::End => return,
                 Step::Release(batch) => {
                     began = Moment::now();
                     batches.push(self.release_batch(batch));
@@ -281,6 +267,10 @@ impl Shared {
                 }
                 Step::Wait(until) => until.map(|at| tokio::time::sleep(at.remaining())),
             };
+            if batches.is_empty() && due.is_none() {
+                at_once = 1;
+                backoff.reset();
+            }
             let is_closing = self.closing.is_cancelled();
             tokio::select! {
                 Some(failed) = batches.next() => {

@@ -87,6 +87,7 @@ impl Locks {
         shared.store.watch_event_loop(&shared.stall_detector);
         acquire::add_service(&shared);
         tokio::spawn(RenewalScheduler::run(shared.clone()).boxed());
+        shared.background.spawn(shared.clone().release_abandoned().boxed());
         Locks { shared }
     }
 
