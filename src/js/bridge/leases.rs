@@ -160,5 +160,5 @@ pub fn forget(env: &Env, id: f64) -> Option<String> {
         bridge.return_memory();
     }
     let lease = removed?.lease;
-    (lease.is_renewed() && lease.is_held()).then(|| lease.names()[0].to_string())
+    (lease.renew && lease.is_held()).then(|| lease.names()[0].to_string())
 }

@@ -50,11 +50,11 @@ pub struct Lease {
     names: Names,
     fence: Fence,
     /// Whether it is renewed.
-    renew: bool,
+    pub renew: bool,
     /// Renewal pauses when the event loop has not responded for this long.
     stall_limit: Duration,
-    /// The arrival number of its call.
-    arrival: u64,
+    /// The arrival number of its call, for [`AcquireOptions::resumed`].
+    pub arrival: u64,
     /// An earlier attempt of this claim failed, and the store may still execute it.
     doubtful: bool,
     /// Locked during an operation (renewal, extension, release) at the store: there is one at a time.
@@ -212,16 +212,6 @@ impl Lease {
     pub fn ttl(&self) -> Ttl {
         let state = self.state.lock();
         state.asked.unwrap_or(state.ttl)
-    }
-
-    /// Whether the lease is renewed.
-    pub fn is_renewed(&self) -> bool {
-        self.renew
-    }
-
-    /// Returns the arrival number of its call, for [`AcquireOptions::resumed`].
-    pub fn arrival(&self) -> u64 {
-        self.arrival
     }
 
     /// Returns owner token, fencing token, ttl in milliseconds, whether it is renewed, and the metadata, separated by spaces.
