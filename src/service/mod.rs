@@ -115,11 +115,6 @@ impl Locks {
             Err(closed) => return Either::Left(ready(Err(closed))),
         };
         let options = options.into();
-        let events = &self.shared.events;
-        // Boxed: it is rare, and a part of every call's future.
-        let observed = events
-            .is_enabled()
-            .then(|| Box::new((self.shared.clone(), names.clone(), tokio::time::Instant::now())));
         let waits_for_store = options.waits_for_store && options.wait != Wait::No;
         let mut call = Acquisition::new(&self.shared, open, names, options, abort);
         Either::Right(async move {
@@ -128,10 +123,7 @@ impl Locks {
             } else {
                 call.run().await
             };
-            if let Some(observed) = observed {
-                let (shared, names, called) = *observed;
-                shared.emit_end(&outcome, names, called.elapsed());
-            }
+            call.emit_end(&outcome);
             outcome
         })
     }

@@ -13,7 +13,6 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::abandoned::AbandonedClaims;
-use super::acquire::Outcome;
 use super::event::{Event, EventKind, Events, Stats};
 use super::lease::Lease;
 use super::local_fifo::LocalFifos;
@@ -22,7 +21,7 @@ use super::renewal_scheduler::RenewalScheduler;
 use crate::backoff::Backoff;
 use crate::engine::{Description, EngineExt, Result as EngineResult, SharedEngine};
 use crate::error::{EngineError, LockError};
-use crate::model::{Key, Names, Process};
+use crate::model::{Key, Process};
 use crate::stall_detector::StallDetector;
 
 pub(super) struct Shared {
@@ -113,22 +112,6 @@ impl Shared {
 
     pub(super) fn emit(&self, event: impl FnOnce() -> Event) {
         self.events.emit(event);
-    }
-
-    /// Emits the event of a call that ended without a lease.
-    pub(super) fn emit_end(&self, outcome: &Result<Outcome, LockError>, names: Names, waited: Duration) {
-        let (kind, error) = match outcome {
-            Ok(Outcome::Acquired(_)) => return,
-            Ok(Outcome::Busy(_)) => (EventKind::Timeout, None),
-            Ok(Outcome::Aborted) => (EventKind::Aborted, None),
-            Err(error) => (EventKind::Failed, Some(error)),
-        };
-        self.emit(|| Event {
-            duration: Some(waited),
-            reason: error.map(|error| error.message.as_str().into()),
-            code: error.map(|error| error.code),
-            ..Event::new(kind, Some(names))
-        });
     }
 
     /// Counts an operation of the store that failed or had no answer.

@@ -227,6 +227,22 @@ impl Acquisition {
         }
     }
 
+    /// Emits the event of a call that ended without a lease.
+    pub(super) fn emit_end(&self, outcome: &End) {
+        let (kind, error) = match outcome {
+            Ok(Outcome::Acquired(_)) => return,
+            Ok(Outcome::Busy(_)) => (EventKind::Timeout, None),
+            Ok(Outcome::Aborted) => (EventKind::Aborted, None),
+            Err(error) => (EventKind::Failed, Some(error)),
+        };
+        self.shared.emit(|| Event {
+            duration: Some(self.called.elapsed()),
+            reason: error.map(|error| error.message.as_str().into()),
+            code: error.map(|error| error.code),
+            ..Event::new(kind, Some(self.names.clone()))
+        });
+    }
+
     /// Releases in the background what the store may have for this claim: a position in a queue, or a lock without a caller.
     fn abandon_claim(&mut self) {
         let is_queued = self.is_waiting && self.shared.store.ordered;
