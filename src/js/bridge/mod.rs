@@ -191,7 +191,8 @@ impl Bridge {
 
     fn unreference_if_idle(&self, env: &Env) {
         if self.with_jobs.get() == 0 && self.in_progress.get() == self.in_background.get() {
-            self.unreference(env);
+            // SAFETY: as in `reference`.
+            unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
         }
     }
 
@@ -199,11 +200,6 @@ impl Bridge {
     fn reference(&self, env: &Env) {
         // SAFETY: the function is live until `tear_down`, after which this thread runs no JavaScript.
         unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
-    }
-
-    fn unreference(&self, env: &Env) {
-        // SAFETY: as in `reference`.
-        unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
     }
 
     /// Returns a promise for `work`, which is settled with the result of `make`. Keeps the event loop alive as [`Bridge::call`] does.
