@@ -12,9 +12,9 @@ use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::core::ledger::StoredName;
-use crate::engine::sql::Page;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Attempt, Granted, Lease, PageRead, micros};
+use crate::engine::sql::server::single_calls::{Attempt, Granted, PageRead, micros};
+use crate::engine::sql::{Lease, Page};
 
 /// The columns that [`AttemptRow`] reads. The remaining time of the lease follows them.
 const ATTEMPT_COLUMNS: &str = "name, owner, fence, queued";
@@ -178,28 +178,27 @@ fn granted(attempt_rows: impl IntoIterator<Item = AttemptRow>, attempts: &[&Atte
 
 /// Reads pages of leases, each sorted by name. A reserved name has no holder.
 pub(super) async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
-    let bounds = bounds(session, pages).await?;
     let mut packet = Packet::default();
+    // A proxy sends a packet that begins with a SELECT to a replica.
     packet.add(CLOCK);
     let read_only = packet.add("SELECT @@GLOBAL.read_only");
     let Tables { locks, waiters, .. } = &session.server.tables;
+    let is_held = "l.owner NOT LIKE '%-next' AND l.expires_at > @u";
     let mut indexes = Vec::new();
-    for (page, bound) in pages.iter().zip(&bounds) {
-        let end = bound.as_ref().unwrap_or(&page.end);
+    for page in pages {
         indexes.push(packet.add(format_args!(
-            "SELECT l.name, l.expires_at - @u, l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
-             (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u) \
-             FROM {locks} AS l WHERE l.name >= {} AND l.name < {} AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > @u \
-             ORDER BY l.name LIMIT {}",
+            "SELECT l.name, IF({is_held}, l.expires_at - @u, NULL), l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
+             IF({is_held}, (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u), 0) \
+             FROM {locks} AS l WHERE l.name >= {} AND l.name < {} ORDER BY l.name LIMIT {}",
             Bytes(&page.start),
-            Bytes(end),
+            Bytes(&page.end),
             Page::SIZE,
         )));
     }
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
     session.check_writable(&answers, read_only)?;
-    let lease = |row: &super::packet::Row| {
+    let lease = |row: &Row| {
         Some(Lease {
             name: row.bytes(0)?.to_vec(),
             remaining: micros(row.number(1)?),
@@ -211,39 +210,12 @@ pub(super) async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<
             waiting: row.number(7)?,
         })
     };
-    let read = |(index, bound)| {
-        let leases: Option<Vec<Lease>> = rows(&answers, index).iter().map(lease).collect();
-        leases.map(|leases| PageRead { leases, bound })
+    let read = |(index, page): (usize, &Page)| {
+        let rows = rows(&answers, index);
+        PageRead {
+            leases: rows.iter().filter_map(lease).collect(),
+            next: page.next(rows.last().and_then(|last| last.bytes(0)), rows.len()),
+        }
     };
-    let read: Option<Vec<PageRead>> = indexes.into_iter().zip(bounds).map(read).collect();
-    read.ok_or_else(|| session.unexpected())
-}
-
-/// Returns, for each page, the first name after the rows that the page may read. `None`: the page has no further rows.
-async fn bounds(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Option<Vec<u8>>>> {
-    let mut bounds: Vec<Option<Vec<u8>>> = pages.iter().map(|page| page.bound.clone()).collect();
-    if !pages.iter().any(Page::needs_bound) {
-        return Ok(bounds);
-    }
-    let mut packet = Packet::default();
-    // A proxy sends a packet that begins with a SELECT to a replica.
-    packet.add(CLOCK);
-    let locks = &session.server.tables.locks;
-    let mut indexes = Vec::new();
-    for (position, page) in pages.iter().enumerate().filter(|(_, page)| page.needs_bound()) {
-        let index = packet.add(format_args!(
-            "SELECT name FROM {locks} WHERE name >= {} AND name < {} ORDER BY name LIMIT 1 OFFSET {}",
-            Bytes(&page.start),
-            Bytes(&page.end),
-            Page::ROWS,
-        ));
-        indexes.push((position, index));
-    }
-    let mut answers = Vec::new();
-    session.run_within_limit(packet, &mut answers).await?;
-    for (position, index) in indexes {
-        let row = rows(&answers, index).first();
-        bounds[position] = row.and_then(|row| row.bytes(0)).map(<[u8]>::to_vec);
-    }
-    Ok(bounds)
+    Ok(indexes.into_iter().zip(pages).map(read).collect())
 }

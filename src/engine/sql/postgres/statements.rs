@@ -35,7 +35,6 @@ statements! {
     Heartbeat "heartbeat"
     Check "check"
     List "single/list"
-    PageBound "single/page_bound"
     ClaimSweep "claim_sweep"
     OldSnapshot "old_snapshot"
     Sweep "sweep"
