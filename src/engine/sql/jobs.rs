@@ -24,6 +24,10 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// Maximum number of claims in a transaction of several statements, unless one job has more; half of it on MySQL and MariaDB. They share
 /// its begin and its commit. Other processes wait while it lasts.
 pub(super) const BATCH: usize = 64;
+/// The parts of the queue: renewals and releases; reads; attempts.
+pub(super) const CHANGES: usize = 0;
+pub(super) const READS: usize = 1;
+pub(super) const ATTEMPTS: usize = 2;
 /// Number of claims of each part of the queue, and of releases behind renewals, that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
@@ -312,9 +316,9 @@ impl Receiver {
     /// Removes the next job of a part. `renewals_first`: a renewal before a release, otherwise a release before a renewal.
     fn next_of(&mut self, part: usize, renewals_first: bool) -> Option<Job> {
         match part {
-            0 if renewals_first => self.renewals.try_recv().or_else(|_| self.releases.try_recv()).ok(),
-            0 => self.releases.try_recv().or_else(|_| self.renewals.try_recv()).ok(),
-            1 => self.reads.try_recv().ok(),
+            CHANGES if renewals_first => self.renewals.try_recv().or_else(|_| self.releases.try_recv()).ok(),
+            CHANGES => self.releases.try_recv().or_else(|_| self.renewals.try_recv()).ok(),
+            READS => self.reads.try_recv().ok(),
             _ => {
                 // The oldest attempts time out first. Remove them when they are cancelled: otherwise they stay behind the newest ones
                 // during an overload.

@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use super::{Job, Receiver, SHARE};
+use super::{CHANGES, Job, READS, Receiver, SHARE};
 
 /// The bounds of the number of calls that a statement takes at least, if that many wait. Fewer are not worth a round trip and a
 /// commit.
@@ -23,9 +23,9 @@ impl Receiver {
         if !attempts || self.waiting.is_empty() {
             tokio::select! {
                 biased;
-                Some(job) = self.renewals.recv(), if changes => first = Some((0, job)),
-                Some(job) = self.releases.recv(), if changes => first = Some((0, job)),
-                Some(job) = self.reads.recv(), if reads => first = Some((1, job)),
+                Some(job) = self.renewals.recv(), if changes => first = Some((CHANGES, job)),
+                Some(job) = self.releases.recv(), if changes => first = Some((CHANGES, job)),
+                Some(job) = self.reads.recv(), if reads => first = Some((READS, job)),
                 Some(attempt) = self.attempts.recv(), if attempts => self.enter(attempt),
                 else => return None,
             }
