@@ -4,8 +4,7 @@
 //! them. On MariaDB an attempt returns the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there,
 //! with a `SELECT`. So are all attempts on a server that cannot prepare statements.
 
-use sqlx::Row as _;
-use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::mysql::MySqlArguments;
 
 use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
@@ -29,23 +28,13 @@ struct AttemptRow {
 }
 
 impl AttemptRow {
-    fn of_text(row: &Row) -> Option<Self> {
+    fn read(row: &Row) -> Option<Self> {
         Some(AttemptRow {
             name: row.bytes(0)?.to_vec(),
             owner: row.text(1),
             fence: row.number(2)?,
             is_queued: row.is_true(3),
             remaining_us: row.number(4)?,
-        })
-    }
-
-    fn of_prepared(row: &MySqlRow) -> sqlx::Result<Self> {
-        Ok(AttemptRow {
-            name: row.try_get_unchecked(0)?,
-            owner: row.try_get_unchecked(1)?,
-            fence: row.try_get_unchecked(2)?,
-            is_queued: row.try_get_unchecked::<i32, _>(3)? != 0,
-            remaining_us: row.try_get_unchecked(4)?,
         })
     }
 }
@@ -72,9 +61,9 @@ pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) ->
             format!("{text} RETURNING {ATTEMPT_COLUMNS}, expires_at - {NOW}")
         };
         let arguments = arguments_of(padded(&sorted).copied());
-        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments, AttemptRow::of_prepared);
+        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments);
         if let Some(answer) = prepared.await? {
-            return Ok(granted(answer.rows, &sorted));
+            return Ok(granted(&answer.rows, &sorted));
         }
     } else if session.prepares
         && let [attempt @ (name, claim)] = sorted[..]
@@ -83,7 +72,7 @@ pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) ->
             let values = format!("(?, ?, LAST_INSERT_ID({NOW}), since, since + ?, ?, ?, ?)");
             attempt_statement(tables, &values, FENCE_AS_ID)
         };
-        let prepared = session.run_prepared(Statement::AttemptOne, text, arguments_of([attempt]), |_| Ok(()));
+        let prepared = session.run_prepared(Statement::AttemptOne, text, arguments_of([attempt]));
         if let Some(answer) = prepared.await? {
             let mut granted = Granted::default();
             if answer.insert_id >= LEAST_FENCE {
@@ -119,10 +108,7 @@ pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) ->
     ));
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
-    Ok(granted(
-        rows(&answers, after).iter().filter_map(AttemptRow::of_text),
-        &sorted,
-    ))
+    Ok(granted(rows(&answers, after), &sorted))
 }
 
 /// Returns the values of the statement of attempts.
@@ -155,9 +141,9 @@ fn attempt_statement(tables: &Tables, values: &str, fence: &str) -> String {
 }
 
 /// Returns the answers to attempts, which are sorted by name.
-fn granted(attempt_rows: impl IntoIterator<Item = AttemptRow>, attempts: &[&Attempt]) -> Granted {
+fn granted(attempt_rows: &[Row], attempts: &[&Attempt]) -> Granted {
     let mut granted = Granted::default();
-    for row in attempt_rows {
+    for row in attempt_rows.iter().filter_map(AttemptRow::read) {
         let Ok(index) = attempts.binary_search_by(|(name, _)| name.cmp(&row.name)) else {
             continue;
         };

@@ -44,13 +44,6 @@ impl<'c> Call<'_, 'c> {
 }
 
 impl Verbs {
-    /// Wakes every waiter when the connection is new: wake-ups may have been lost.
-    pub(super) fn wake_all_if(&self, fresh: bool) {
-        if fresh {
-            self.wakeup.wake_all();
-        }
-    }
-
     pub(super) async fn try_acquire(&self, mut call: Call<'_, '_>, claim: &Claim) -> sqlx::Result<Acquired> {
         let (names, owner) = (self.names(claim.keys()), claim.owner.as_str());
         let answers = call
