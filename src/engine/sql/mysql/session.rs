@@ -241,51 +241,40 @@ impl MysqlSession {
         arguments: MySqlArguments,
     ) -> Outcome<Option<Answer>> {
         let connection = self.connection.clone();
-        let mut answers = Vec::new();
-        let known = self.prepared.get(&statement).cloned();
-        let executed = async {
-            let text = match known {
-                Some(text) => text,
-                None => {
-                    let text: Arc<str> = text(&self.server.tables).into();
-                    // Has its own limit. With a shared one, a slow connection would count as silent.
-                    let prepared = connection.within_limit(self.prepare(text.clone()));
-                    if !prepared.await.map_err(Failure::not_sent)? {
-                        return Ok(());
-                    }
-                    self.prepared.insert(statement, text.clone());
-                    text
+        let text = match self.prepared.get(&statement) {
+            Some(text) => text.clone(),
+            None => {
+                let text: Arc<str> = text(&self.server.tables).into();
+                // Has its own limit. With a shared one, a slow connection would count as silent.
+                let prepared = connection.within_limit(self.prepare(text.clone()));
+                if !prepared.await.map_err(Failure::not_sent)? {
+                    return Ok(None);
                 }
-            };
-            let executing = async {
-                let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
-                let executed = receive(results, &mut answers).await;
-                self.was_prepared(executed)
-            };
-            connection.within_limit(executing).await.map(|_| ())
+                self.prepared.insert(statement, text.clone());
+                text
+            }
         };
-        executed.await?;
-        Ok(answers.pop())
+        let executing = async {
+            let mut answers = Vec::new();
+            let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
+            let executed = receive(results, &mut answers).await;
+            let is_executed = self.unless_refused(executed, cannot_prepare)?;
+            Ok(answers.pop().filter(|_| is_executed))
+        };
+        connection.within_limit(executing).await
     }
 
     /// Prepares a statement. `false`: the server refused to prepare it. It is then sent as text, and that reply has the error, if there is one.
     async fn prepare(&mut self, text: Arc<str>) -> Outcome<bool> {
         let prepared = self.client.prepare(AssertSqlSafe(text).into_sql_str()).await;
-        self.used_at = Instant::now();
-        match prepared {
-            Err(error) if refuses_to_prepare(&error) => {
-                self.prepares = false;
-                Ok(false)
-            }
-            prepared => prepared.map(|_| true).map_err(|error| self.server.failure(error)),
-        }
+        self.unless_refused(prepared.map(|_| ()), refuses_to_prepare)
     }
 
-    /// Evaluates the outcome of a prepared statement. `false`: the server cannot execute the prepared statement.
-    fn was_prepared(&mut self, outcome: sqlx::Result<()>) -> Outcome<bool> {
+    /// Evaluates the outcome of a preparation, or of a prepared statement. `false`: the server refuses prepared statements.
+    fn unless_refused(&mut self, outcome: sqlx::Result<()>, is_refusal: fn(&sqlx::Error) -> bool) -> Outcome<bool> {
         self.used_at = Instant::now();
         match outcome {
-            Err(error) if cannot_prepare(&error) => {
+            Err(error) if is_refusal(&error) => {
                 self.prepares = false;
                 Ok(false)
             }

@@ -10,34 +10,12 @@ use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
-use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Attempt, Granted, PageRead, micros};
 use crate::engine::sql::{Lease, Page};
 
-/// The columns that [`AttemptRow`] reads. The remaining time of the lease follows them.
+/// The columns that [`granted`] reads. The remaining time of the lease follows them.
 const ATTEMPT_COLUMNS: &str = "name, owner, fence, queued";
-
-/// The row of a name after an attempt.
-struct AttemptRow {
-    name: StoredName,
-    owner: Option<String>,
-    fence: i64,
-    is_queued: bool,
-    remaining_us: i64,
-}
-
-impl AttemptRow {
-    fn read(row: &Row) -> Option<Self> {
-        Some(AttemptRow {
-            name: row.bytes(0)?.to_vec(),
-            owner: row.text(1),
-            fence: row.number(2)?,
-            is_queued: row.is_true(3),
-            remaining_us: row.number(4)?,
-        })
-    }
-}
 
 /// The fencing token after an attempt. `{free}` is the condition on which the attempt grants the name.
 const FENCE: &str = "IF({free}, GREATEST(fence + 1, VALUES(fence)), fence)";
@@ -143,20 +121,25 @@ fn attempt_statement(tables: &Tables, values: &str, fence: &str) -> String {
 /// Returns the answers to attempts, which are sorted by name.
 fn granted(attempt_rows: &[Row], attempts: &[&Attempt]) -> Granted {
     let mut granted = Granted::default();
-    for row in attempt_rows.iter().filter_map(AttemptRow::read) {
-        let Ok(index) = attempts.binary_search_by(|(name, _)| name.cmp(&row.name)) else {
+    for row in attempt_rows {
+        let (Some(name), Some(owner)) = (row.bytes(0), row.text(1)) else {
             continue;
         };
-        let Some(owner) = row.owner else { continue };
+        let (Some(fence), Some(remaining_us)) = (row.number(2), row.number(4)) else {
+            continue;
+        };
+        let Ok(index) = attempts.binary_search_by(|(of_attempt, _)| of_attempt.as_slice().cmp(name)) else {
+            continue;
+        };
         let claim = &attempts[index].1;
         // A lease that is shorter was not granted by this statement: a waiter has entered the queue and left it.
-        let is_whole = i128::from(row.remaining_us) >= claim.ttl.duration().as_micros() as i128;
+        let is_whole = i128::from(remaining_us) >= claim.ttl.duration().as_micros() as i128;
         if owner != claim.owner.as_str() {
-            if row.remaining_us > 0 {
-                granted.held.insert(row.name, (owner, micros(row.remaining_us)));
+            if remaining_us > 0 {
+                granted.held.insert(name.to_vec(), (owner, micros(remaining_us)));
             }
-        } else if !row.is_queued && is_whole {
-            granted.fences.insert(row.name, row.fence);
+        } else if !row.is_true(3) && is_whole {
+            granted.fences.insert(name.to_vec(), fence);
         }
     }
     granted
