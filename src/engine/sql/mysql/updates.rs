@@ -195,7 +195,7 @@ async fn execute(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken
             let marks = list(std::iter::repeat_n('?', size));
             text(tables, &marks, &marks)
         };
-        let prepared = session.run_prepared(Statement::Release(size), prepared, arguments, |_| Ok(()));
+        let prepared = session.run_prepared(Statement::Release(size), prepared, arguments);
         if let Some(answer) = prepared.await? {
             return Ok((answer.affected, answer.insert_id));
         }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
+use crate::engine::sql::tables::without_comments;
+
 /// Declares the statements, each with its file.
 macro_rules! statements {
     ($($name:ident $file:literal)*) => {
@@ -35,7 +37,6 @@ statements! {
     Heartbeat "heartbeat"
     Check "check"
     List "single/list"
-    PageBound "single/page_bound"
     ClaimSweep "claim_sweep"
     OldSnapshot "old_snapshot"
     Sweep "sweep"
@@ -158,11 +159,6 @@ fn types(text: &str) -> Vec<Type> {
     };
     let by_number: BTreeMap<usize, Type> = text.split('$').filter_map(parameter).collect();
     by_number.into_values().collect()
-}
-
-fn without_comments(file: &str) -> String {
-    let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
-    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
 }
 
 /// The schema of a table whose name has none.

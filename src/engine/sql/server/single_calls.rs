@@ -10,10 +10,10 @@ use super::Outcome;
 use super::transaction::Prefix;
 use super::waiters::Effects;
 use crate::engine::core::ledger::{Notification, StoredName};
-use crate::engine::sql::Page;
 use crate::engine::sql::jobs::Job;
+use crate::engine::sql::{Lease, Page};
 use crate::engine::{Acquired, Released, Renewed};
-use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
 /// An attempt for one name.
 pub(in crate::engine::sql) type Attempt = (StoredName, Arc<Claim>);
@@ -58,20 +58,8 @@ pub(in crate::engine::sql) struct Granted {
 /// The leases of a page, sorted by name.
 pub(in crate::engine::sql) struct PageRead {
     pub leases: Vec<Lease>,
-    /// The first name after the rows that the page may read. `None`: the page has no further rows.
-    pub bound: Option<Vec<u8>>,
-}
-
-/// A lease, as a list reads it.
-pub(in crate::engine::sql) struct Lease {
-    pub name: StoredName,
-    pub remaining: Duration,
-    pub fence: i64,
-    pub host: Option<String>,
-    pub pid: Option<i64>,
-    pub since_ms: Option<i64>,
-    pub metadata: Option<String>,
-    pub waiting: i64,
+    /// The page after it.
+    pub next: Option<Page>,
 }
 
 impl ReleaseAnswer {
@@ -210,35 +198,12 @@ pub(super) fn answer_attempts(jobs: &mut [Job], repeated: &mut [Job], prefix: &P
 
 /// Stores the answers to jobs that only read. `read`: the leases of each, sorted by name.
 pub(super) fn answer_reads(jobs: &mut [Job], prefix: &Prefix, read: Vec<PageRead>) {
-    for (job, PageRead { leases, bound }) in jobs.iter_mut().zip(read) {
-        let last = leases.last().map(|last| last.name.clone());
-        let count = leases.len();
-        let mut found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(prefix)).collect();
+    for (job, PageRead { leases, next }) in jobs.iter_mut().zip(read) {
+        let mut found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(&prefix.0)).collect();
         match job {
             Job::Inspect(_, reply) => reply.set(found.pop()),
-            Job::List(page, reply) => {
-                let next = page.next(last.as_deref(), count, bound);
-                reply.set((found, next));
-            }
+            Job::List(_, reply) => reply.set((found, next)),
             _ => {}
-        }
-    }
-}
-
-impl Lease {
-    fn info(self, prefix: &Prefix) -> LockInfo {
-        let process = Process {
-            host: self.host.unwrap_or_default(),
-            pid: self.pid.unwrap_or_default() as u32,
-        };
-        let since_ms = self.since_ms.unwrap_or_default().unsigned_abs();
-        LockInfo {
-            name: String::from_utf8_lossy(self.name.get(prefix.0.len()..).unwrap_or_default()).into_owned(),
-            remaining: Some(self.remaining),
-            fence: Some(Fence(self.fence.unsigned_abs())),
-            holder: Some(Holder { process, since_ms }),
-            metadata: self.metadata,
-            waiting: Some(self.waiting.unsigned_abs()),
         }
     }
 }

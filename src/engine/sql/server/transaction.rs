@@ -11,7 +11,6 @@ use super::{Outcome, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::engine::core::ledger::{Notification, Row, StoredName};
-use crate::engine::sql::failure::Kind;
 use crate::engine::sql::jobs::Job;
 use crate::model::{Claim, Key};
 
@@ -120,24 +119,6 @@ impl Plan {
 
 /// Executes the jobs of a plan as one transaction, and stores their answers.
 pub(super) async fn transact(
-    session: &mut dyn Session,
-    prefix: &Prefix,
-    waiters: &Waiters,
-    plan: &Plan,
-    batch: &mut [Job],
-) -> Outcome<Effects> {
-    let outcome = in_transaction(session, prefix, waiters, plan, batch).await;
-    if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
-        // A transaction without an end would become a part of the next one.
-        session
-            .roll_back()
-            .await
-            .map_err(|failure| failure.with_kind(Kind::Broken))?;
-    }
-    outcome
-}
-
-async fn in_transaction(
     session: &mut dyn Session,
     prefix: &Prefix,
     waiters: &Waiters,

@@ -217,7 +217,15 @@ impl Worker {
         }
         let session = checkout.session()?;
         let connection = session.connection().clone();
-        let transaction = transact(session, &self.prefix, &self.waiters, &plan, batch);
+        let transaction = async {
+            let outcome = transact(session, &self.prefix, &self.waiters, &plan, batch).await;
+            if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
+                // A transaction without an end would become a part of the next one.
+                let ended = session.roll_back().await;
+                ended.map_err(|failure| failure.with_kind(Kind::Broken))?;
+            }
+            outcome
+        };
         let outcome = connection.within_limit(transaction).await;
         let effects = checkout.settle(outcome)?;
         drop(checkout);

@@ -70,7 +70,7 @@ impl SqliteEngine {
             wakeup: Arc::default(),
             prefix: config.key_prefix.clone(),
         });
-        let mut file = File::new(config, statements);
+        let mut file = File::new(config, statements, verbs.wakeup.clone());
         file.connection().await.map_err(|failure| failure.error("connect"))?;
         let (jobs, receiver) = jobs::queue(Limit::claims(BATCH));
         let writer = Writer {

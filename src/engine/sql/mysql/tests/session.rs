@@ -1,5 +1,7 @@
 //! The statements that a session cancels, and those that it prepares.
 
+use std::time::Duration;
+
 use super::super::tests::{Database, connect};
 use super::*;
 use crate::engine::Settings;
