@@ -56,7 +56,7 @@ export function elect(test) {
     const [a, b] = await store.connectAll(2)
     let running = 0
     const terms = []
-    const election = a.elect('leader', { ttlMs: 1500 }, async ({ signal, term }) => {
+    const election = a.elect('leader', { ttlMs: 2500 }, async ({ signal, term }) => {
       assert.equal(++running, 1, 'two at once in a process')
       terms.push(term)
       await aborted(signal)
