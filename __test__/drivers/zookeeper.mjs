@@ -10,7 +10,7 @@ async function listeners(name) {
   const table = await open(`/proc/net/${name}`).catch(() => undefined)
   let text = ''
   try {
-    const isOther = /^ *\d+: \w+:\w+ \w+:\w+ (?!0A)/m
+    const isOther = /^ *\d+: \w+:\w+ \w+:\w+ (?!0A)\w\w /m
     for (let part; table && !isOther.test(text); text += part) {
       const { bytesRead, buffer } = await table.read(Buffer.alloc(4096))
       if (bytesRead === 0) break
