@@ -17,7 +17,7 @@ pub(super) struct AttemptQueue(Mutex<State>);
 #[derive(Debug)]
 struct State {
     free: usize,
-    waiting: OverloadQueue<oneshot::Sender<()>>,
+    waiting: OverloadQueue<oneshot::Sender<Permit>>,
 }
 
 /// The right to make one attempt. Dropping it passes the right to the next attempt.
@@ -27,22 +27,6 @@ pub(super) struct Permit(Arc<AttemptQueue>);
 impl Drop for Permit {
     fn drop(&mut self) {
         self.0.pass_on();
-    }
-}
-
-/// A position in the queue. Dropping it leaves the queue.
-struct Position {
-    queue: Arc<AttemptQueue>,
-    arrival: u64,
-    has_permit: bool,
-}
-
-impl Drop for Position {
-    fn drop(&mut self) {
-        if !self.has_permit && self.queue.0.lock().waiting.remove(self.arrival).is_none() {
-            // The permit was assigned to this position: pass it on.
-            self.queue.pass_on();
-        }
     }
 }
 
@@ -57,34 +41,42 @@ impl AttemptQueue {
 
     /// Waits for the permit of an attempt with this first name. Dropping the future leaves the queue.
     pub(super) async fn permit(self: &Arc<Self>, name: &Key) -> Permit {
-        let (assigned, mut position) = {
+        let assigned = {
             let mut state = self.0.lock();
             if state.free > 0 {
                 state.free -= 1;
                 return Permit(self.clone());
             }
+            state.drop_left();
             let (permit, assigned) = oneshot::channel();
-            let position = Position {
-                queue: self.clone(),
-                arrival: state.waiting.push(Instant::now(), name.clone(), permit),
-                has_permit: false,
-            };
-            (assigned, position)
+            state.waiting.push(Instant::now(), name.clone(), permit);
+            assigned
         };
-        // The queue keeps the sender until it uses it.
-        let _ = assigned.await;
-        position.has_permit = true;
-        Permit(self.clone())
+        match assigned.await {
+            Ok(permit) => permit,
+            // The queue keeps the sender until it uses it.
+            Err(_) => std::future::pending().await,
+        }
     }
 
     /// Passes a permit to the next attempt.
-    fn pass_on(&self) {
-        let mut state = self.0.lock();
-        match state.waiting.pop() {
-            // A position that is dropped at this moment passes the permit on.
-            Some(next) => drop(next.send(())),
-            None => state.free += 1,
-        }
+    fn pass_on(self: &Arc<Self>) {
+        let next = {
+            let mut state = self.0.lock();
+            state.drop_left();
+            let next = std::iter::from_fn(|| state.waiting.pop()).find(|next| !next.is_closed());
+            state.free += usize::from(next.is_none());
+            next
+        };
+        // A permit whose attempt leaves the queue at this moment is dropped, and so passed on.
+        drop(next.map(|next| next.send(Permit(self.clone()))));
+    }
+}
+
+impl State {
+    /// Removes the oldest attempts that have left the queue.
+    fn drop_left(&mut self) {
+        self.waiting.drop_oldest_while(oneshot::Sender::is_closed);
     }
 }
 

@@ -43,13 +43,12 @@ impl<T> Default for OverloadQueue<T> {
 }
 
 impl<T> OverloadQueue<T> {
-    /// Appends an attempt that waits since `since`, and returns its number of arrival. `name`: its first name.
-    pub(super) fn push(&mut self, since: Instant, name: Key, attempt: T) -> u64 {
+    /// Appends an attempt that waits since `since`. `name`: its first name.
+    pub(super) fn push(&mut self, since: Instant, name: Key, attempt: T) {
         let arrival = self.arrivals;
         self.arrivals += 1;
         self.by_name.insert((name.clone(), arrival));
         self.waiting.insert(arrival, Waiting { since, name, attempt });
-        arrival
     }
 
     pub(super) fn len(&self) -> usize {
@@ -57,7 +56,7 @@ impl<T> OverloadQueue<T> {
     }
 
     /// Removes the attempt with this number of arrival.
-    pub(super) fn remove(&mut self, arrival: u64) -> Option<T> {
+    fn remove(&mut self, arrival: u64) -> Option<T> {
         let Waiting { name, attempt, .. } = self.waiting.remove(&arrival)?;
         self.by_name.remove(&(name, arrival));
         Some(attempt)

@@ -46,7 +46,7 @@ impl PendingAcquisition {
             Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
                 if self.locks.is_closed() {
                     Err(LockError::closed())
-                } else if let Some(rest) = self.options.resumed(lease.arrival(), self.started.elapsed()) {
+                } else if let Some(rest) = self.options.resumed(lease.arrival, self.started.elapsed()) {
                     return self.start(env, bridge, rest.into());
                 } else {
                     self.busy(None)

@@ -11,7 +11,6 @@ use super::bridge::Bridge;
 use super::bridge::deferred::infos_to_json;
 use super::service::LockService;
 use crate::model::LockInfo;
-use crate::service::Locks;
 
 /// The number of locks in a page: about a millisecond of the JavaScript thread.
 const PAGE: usize = 200;
@@ -23,7 +22,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[napi]
 pub struct LockList {
     bridge: Rc<Bridge>,
-    locks: Locks,
     rest: std::vec::IntoIter<LockInfo>,
     has_begun: bool,
 }
@@ -35,14 +33,13 @@ impl LockService {
     pub fn list<'env>(&self, env: &'env Env, prefix: String) -> Result<Unknown<'env>> {
         let locks = self.locks.clone();
         let listing = async move { locks.list(&prefix).await };
-        let locks = self.locks.clone();
-        self.bridge
-            .promise(env, &self.locks, listing, move |bridge, infos| LockList {
+        self.bridge.answer(env, &self.locks, listing, move |bridge, infos| {
+            Ok(LockList {
                 bridge: bridge.clone(),
-                locks,
                 rest: infos.into_iter(),
                 has_begun: false,
             })
+        })
     }
 }
 
@@ -62,6 +59,6 @@ impl LockList {
             }
             Ok(Some(infos_to_json(&page)))
         };
-        self.bridge.promise(env, &self.locks, converting, |_, text| text)
+        self.bridge.promise(env, false, converting, |_, _, text| text)
     }
 }

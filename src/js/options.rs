@@ -30,28 +30,23 @@ pub struct AcquireRecord {
 impl AcquireRecord {
     /// Returns these options on top of `defaults`.
     pub(super) fn over(&self, defaults: &AcquireOptions) -> AcquireOptions {
-        let mut options = defaults.clone();
-        if let Some(ms) = self.ttl_ms {
-            options.ttl = ttl(ms);
+        AcquireOptions {
+            ttl: self.ttl_ms.map_or(defaults.ttl, ttl),
+            wait: self.wait_ms.map_or(defaults.wait, wait),
+            renew: self.renew.unwrap_or(defaults.renew),
+            max_hold: self
+                .max_hold_ms
+                .map_or(defaults.max_hold, |ms| ms.is_finite().then(|| ttl(ms).duration())),
+            stall_limit: self
+                .stall_limit_ms
+                .map_or(defaults.stall_limit, |ms| ttl(ms).duration()),
+            min_hold: self
+                .min_hold_ms
+                .map_or(defaults.min_hold, |ms| duration(ms).unwrap_or_default()),
+            waits_for_store: self.waits_for_store.unwrap_or(defaults.waits_for_store),
+            metadata: self.metadata.as_deref().map(Into::into).or(defaults.metadata.clone()),
+            ..defaults.clone()
         }
-        if let Some(ms) = self.wait_ms {
-            options.wait = wait(ms);
-        }
-        options.renew = self.renew.unwrap_or(options.renew);
-        if let Some(ms) = self.max_hold_ms {
-            options.max_hold = ms.is_finite().then(|| ttl(ms).duration());
-        }
-        if let Some(ms) = self.stall_limit_ms {
-            options.stall_limit = ttl(ms).duration();
-        }
-        if let Some(ms) = self.min_hold_ms {
-            options.min_hold = duration(ms).unwrap_or_default();
-        }
-        options.waits_for_store = self.waits_for_store.unwrap_or(options.waits_for_store);
-        if let Some(metadata) = &self.metadata {
-            options.metadata = Some(metadata.as_str().into());
-        }
-        options
     }
 }
 
@@ -131,13 +126,10 @@ impl Config {
                 server_name: self.servername.clone(),
                 insecure: self.insecure.unwrap_or(false),
             },
-            credentials: None,
-            resolver: None,
             listen_url: self.listen_url.clone(),
             environment: self.environment.clone().unwrap_or_default(),
-            warnings: None,
             connect_for: self.connect_ms.and_then(duration).unwrap_or_default(),
-            event_loop: None,
+            ..unset
         }
     }
 }

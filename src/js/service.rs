@@ -5,22 +5,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::future::OptionFuture;
-use napi::bindgen_prelude::{Env, Function, JavaScriptClassExt, Result, Unknown};
+use napi::bindgen_prelude::{Env, Function, Result, Unknown};
 use napi_derive::napi;
 use tokio_util::sync::CancellationToken;
 
 use super::acquisition::PendingAcquisition;
+use super::bridge::Bridge;
 use super::bridge::deferred::{Deferred, infos_to_json};
 use super::bridge::leases::Entry;
 use super::bridge::notifier::{Notifier, stall_detector, warnings};
 use super::bridge::questions::{credentials, resolver};
-use super::bridge::{Bridge, failed};
 use super::names::{NameArgument, NamesArgument, keys};
 use super::options::{AcquireRecord, Config, duration, ttl, wait};
 use crate::clock::Moment;
 use crate::engine::config::{self, EngineConfig};
 use crate::error::LockError;
-use crate::model::{Fence, Key, OwnerToken};
+use crate::model::{Fence, OwnerToken};
 use crate::service::{AcquireOptions, EventSink, Locks, Wait};
 
 /// Flags of `acquire`: whether the lease is renewed, if the call sets it, whether a busy name is an error, and whether the call does not
@@ -81,37 +81,29 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, St
         locks.set_events(emits_events);
         Ok(locks)
     };
-    let (deferred, promise) = Deferred::new(env)?;
-    bridge.call(env, false, work, move |env, bridge, locks| {
+    bridge.promise(env, false, work, move |_, bridge, locks| {
         if let Some(ticket) = config.ticket {
             bridge.cancellations.borrow_mut().remove(&(ticket as u64));
         }
-        let service = locks.and_then(|locks| {
-            let service = LockService {
-                locks,
-                bridge: bridge.clone(),
-                notifier,
-                defaults: [false, true].map(|report_holder| {
-                    Arc::new(AcquireOptions {
-                        report_holder,
-                        ..defaults.clone()
-                    })
-                }),
-                by_name: Arc::new(AcquireOptions {
-                    wait: Wait::No,
-                    renew: false,
-                    // `acquireLock` returns none, but the events of its lease have it.
-                    needs_token: false,
-                    ..defaults
-                }),
-            };
-            service
-                .into_instance(env)
-                .map_err(|error| failed("connect", &error.reason))
-        });
-        deferred.settle(env, service);
-    });
-    Ok(promise)
+        Ok(LockService {
+            locks: locks?,
+            bridge: bridge.clone(),
+            notifier,
+            defaults: [false, true].map(|report_holder| {
+                Arc::new(AcquireOptions {
+                    report_holder,
+                    ..defaults.clone()
+                })
+            }),
+            by_name: Arc::new(AcquireOptions {
+                wait: Wait::No,
+                renew: false,
+                // `acquireLock` returns none, but the events of its lease have it.
+                needs_token: false,
+                ..defaults
+            }),
+        })
+    })
 }
 
 /// Cancels the acquisition, or the attempt to connect, with this ticket.
@@ -140,28 +132,10 @@ pub fn pause(env: &Env, ms: f64, ticket: f64, is_in_background: bool) -> Result<
         let _ = tokio::time::timeout(time, cancelled).await;
         Ok(started.elapsed().as_secs_f64() * 1000.0)
     };
-    let (deferred, promise) = Deferred::new(env)?;
-    let settle = move |env: &Env, bridge: &Rc<Bridge>, ended| {
+    bridge.promise(env, is_in_background, pausing, move |_, bridge, ended| {
         bridge.cancellations.borrow_mut().remove(&ticket);
-        deferred.settle(env, ended);
-    };
-    bridge.call(env, is_in_background, pausing, settle);
-    Ok(promise)
-}
-
-impl LockService {
-    /// Calls `start` with a valid name. Otherwise the promise rejects.
-    fn with_key<'env>(
-        &self,
-        env: &'env Env,
-        NameArgument(name): NameArgument,
-        start: impl FnOnce(Key) -> Result<Unknown<'env>>,
-    ) -> Result<Unknown<'env>> {
-        match name {
-            Ok(key) => start(key),
-            Err(error) => Deferred::rejected(env, error),
-        }
-    }
+        ended
+    })
 }
 
 #[napi]
@@ -169,30 +143,30 @@ impl LockService {
     /// Makes one attempt. Resolves to whether this service holds the name now. `NaN` means the default ttl.
     #[napi(ts_args_type = "name: string, ttlMs: number", ts_return_type = "Promise<boolean>")]
     pub fn acquire_by_name<'env>(&self, env: &'env Env, name: NameArgument, ttl_ms: f64) -> Result<Unknown<'env>> {
-        self.with_key(env, name, |key| {
-            let mut options = self.by_name.clone();
-            if !ttl_ms.is_nan() {
-                Arc::make_mut(&mut options).ttl = ttl(ttl_ms);
-            }
-            let acquiring = self.locks.acquire_by_name(key, options);
-            let locks = self.locks.clone();
-            self.bridge
-                .try_promise(env, &self.locks, acquiring, move |_, lease| match lease {
-                    Some(lease) if lease.is_held() => Ok(true),
-                    Some(_) if locks.is_closed() => Err(LockError::closed()),
-                    // The lease ended before the event loop received it.
-                    Some(_) | None => Ok(false),
-                })
-        })
+        let mut options = self.by_name.clone();
+        if !ttl_ms.is_nan() {
+            Arc::make_mut(&mut options).ttl = ttl(ttl_ms);
+        }
+        let locks = self.locks.clone();
+        // The call begins now.
+        let acquiring = name.0.map(|key| locks.acquire_by_name(key, options));
+        let acquiring = async move { acquiring?.await };
+        self.bridge
+            .answer(env, &self.locks, acquiring, move |_, lease| match lease {
+                Some(lease) if lease.is_held() => Ok(true),
+                Some(_) if locks.is_closed() => Err(LockError::closed()),
+                // The lease ended before the event loop received it.
+                Some(_) | None => Ok(false),
+            })
     }
 
     /// Releases a lease of `acquireByName`. Resolves to whether this call released it.
     #[napi(ts_args_type = "name: string", ts_return_type = "Promise<boolean>")]
     pub fn release_by_name<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
-        self.with_key(env, name, |key| {
-            let released = self.locks.release_by_name(&key);
-            self.bridge.promise(env, &self.locks, released, |_, is_freed| is_freed)
-        })
+        let releasing = name.0.map(|key| self.locks.release_by_name(&key));
+        let releasing = async move { releasing?.await };
+        self.bridge
+            .answer(env, &self.locks, releasing, |_, is_freed| Ok(is_freed))
     }
 
     /// Acquires a lease. Resolves to its number, or to zero if a name is busy or the call was cancelled. `NaN` means the default.
@@ -267,42 +241,38 @@ impl LockService {
             };
             Ok((keys, owner, fence))
         };
-        let (keys, owner, fence) = match parsed() {
-            Ok(parsed) => parsed,
-            Err(error) => return Deferred::rejected(env, error),
-        };
+        let parsed = parsed();
         let (locks, notifier) = (self.locks.clone(), self.notifier.clone());
         let options = options.over(&self.defaults[0]);
         let service = locks.clone();
-        let restoring = async move { service.restore(&keys, owner, fence, options).await };
-        self.bridge
-            .try_promise(env, &self.locks, restoring, move |bridge, lease| {
-                // The lease may have ended before the event loop received it.
-                match lease.loss() {
-                    Some(loss) => Err(loss),
-                    None => Ok(bridge.leases.borrow_mut().add(Entry { locks, lease, notifier })),
-                }
-            })
+        let restoring = async move {
+            let (keys, owner, fence) = parsed?;
+            service.restore(&keys, owner, fence, options).await
+        };
+        self.bridge.answer(env, &self.locks, restoring, move |bridge, lease| {
+            // The lease may have ended before the event loop received it.
+            match lease.loss() {
+                Some(loss) => Err(loss),
+                None => Ok(bridge.leases.borrow_mut().add(Entry { locks, lease, notifier })),
+            }
+        })
     }
 
     /// Reads the holder of a name. Resolves to JSON text: an array, which is empty if the name is free.
     #[napi(ts_args_type = "name: string", ts_return_type = "Promise<string>")]
     pub fn inspect<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
-        self.with_key(env, name, |key| {
-            let locks = self.locks.clone();
-            let inspecting = async move { Ok(infos_to_json(locks.inspect(&key).await?.as_slice())) };
-            self.bridge.promise(env, &self.locks, inspecting, |_, text| text)
-        })
+        let locks = self.locks.clone();
+        let inspecting = async move { Ok(infos_to_json(locks.inspect(&name.0?).await?.as_slice())) };
+        self.bridge.answer(env, &self.locks, inspecting, |_, text| Ok(text))
     }
 
     /// Releases a name, no matter which owner holds it. Resolves to whether it was held.
     #[napi(ts_args_type = "name: string", ts_return_type = "Promise<boolean>")]
     pub fn force_release<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
-        self.with_key(env, name, |key| {
-            let locks = self.locks.clone();
-            let releasing = async move { locks.force_release(&key).await };
-            self.bridge.promise(env, &self.locks, releasing, |_, released| released)
-        })
+        let locks = self.locks.clone();
+        let releasing = async move { locks.force_release(&name.0?).await };
+        self.bridge
+            .answer(env, &self.locks, releasing, |_, released| Ok(released))
     }
 
     /// Returns the counters as JSON text.
@@ -324,7 +294,7 @@ impl LockService {
         let locks = self.locks.clone();
         let pinging = async move { locks.ping().await };
         self.bridge
-            .promise(env, &self.locks, pinging, |_, took| took.as_secs_f64() * 1000.0)
+            .answer(env, &self.locks, pinging, |_, took| Ok(took.as_secs_f64() * 1000.0))
     }
 
     /// Returns whether the last operation of the store succeeded, or there was none.
@@ -351,11 +321,8 @@ impl LockService {
     #[napi(ts_return_type = "Promise<boolean>")]
     pub fn close_unused<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
         let locks = self.locks.clone();
-        let (deferred, promise) = Deferred::new(env)?;
         let closing = async move { Ok(locks.close_unused().await) };
-        let settle = move |env: &Env, _: &Rc<Bridge>, closed| deferred.settle(env, closed);
-        self.bridge.call(env, true, closing, settle);
-        Ok(promise)
+        self.bridge.promise(env, true, closing, |_, _, closed| closed)
     }
 
     /// Closes the service, after a drain of at most `drain_ms`. Zero means no drain.
@@ -377,6 +344,6 @@ impl LockService {
             }
             Ok(())
         };
-        self.bridge.promise(env, &self.locks, closing, |_, ()| ())
+        self.bridge.answer(env, &self.locks, closing, |_, ()| Ok(()))
     }
 }

@@ -36,15 +36,11 @@ pub fn lose<'env>(
     services: Vec<ClassInstance<'_, LockService>>,
     name: String,
 ) -> Result<Unknown<'env>> {
-    let name = match Key::new(&name) {
-        Ok(name) => name,
-        Err(error) => return Deferred::rejected(env, error),
-    };
     let services = locks_of(&services);
     on_io_thread(env, |bridge| {
         let shared = bridge.shared().clone();
         async move {
-            let was_held = testing::lose(&services, &name).await?;
+            let was_held = testing::lose(&services, &Key::new(&name)?).await?;
             shared.delivered().await;
             Ok(was_held)
         }
@@ -68,12 +64,10 @@ where
         Err(error) => return Deferred::rejected(env, error),
     };
     let work = make(&bridge);
-    let (deferred, promise) = Deferred::new(env)?;
     // A call may begin on the JavaScript thread; a task does not.
     let task = async move {
         let ended = tokio::spawn(work).await;
         ended.unwrap_or_else(|error| Err(failed("test", &error.to_string())))
     };
-    bridge.call(env, false, task, |env, _, result| deferred.settle(env, result));
-    Ok(promise)
+    bridge.promise(env, false, task, |_, _, result| result)
 }

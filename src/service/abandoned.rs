@@ -21,7 +21,7 @@ use super::Shared;
 use super::lease::Lease;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::{Acquired, EngineExt, Released};
+use crate::engine::{Acquired, EngineExt, Released, answer_each};
 use crate::error::EngineError;
 use crate::model::{Claim, OwnerToken, Ttl};
 
@@ -119,8 +119,6 @@ struct Lists {
     queues: [Queue; 3],
     /// The number of the newest entry of a queue.
     last_number: u64,
-    /// Whether the task runs.
-    is_served: bool,
     /// The service is closed: claims that come now are left to their ttl.
     is_closed: bool,
 }
@@ -135,9 +133,8 @@ const REPEATED: usize = 2;
 /// The next step of the task.
 enum Step {
     Release(Vec<AbandonedClaim>),
-    /// Waits until this moment, or for the end of a batch.
+    /// Waits until this moment, for the end of a batch, or for a claim.
     Wait(Option<Moment>),
-    End,
 }
 
 impl AbandonedClaims {
@@ -197,12 +194,8 @@ impl Lists {
         }
         let is_idle = self.queues.iter().all(Queue::is_empty);
         let head_start = began + HEAD_START;
-        if running > 0 && (is_idle || running >= at_once && head_start > now || running >= BATCHES) {
+        if is_idle || running > 0 && (running >= at_once && head_start > now || running >= BATCHES) {
             return Step::Wait((running < BATCHES && !is_idle).then_some(head_start));
-        }
-        if is_idle {
-            self.is_served = false;
-            return Step::End;
         }
         let first_due = if closing { Moment::from_nanos(u64::MAX) } else { now };
         let queues = [
@@ -247,18 +240,12 @@ impl Shared {
             Duration::ZERO
         };
         lists.push(FIRST, Moment::now() + delay, claim);
-        let is_served = std::mem::replace(&mut lists.is_served, true);
         drop(lists);
-        if is_served {
-            self.abandoned.added.notify_one();
-        } else if tokio::runtime::Handle::try_current().is_ok() {
-            // Without a runtime the process or the worker is about to end.
-            self.background.spawn(self.clone().release_abandoned().boxed());
-        }
+        self.abandoned.added.notify_one();
     }
 
-    /// Releases the claims on the list until it is empty.
-    async fn release_abandoned(self: Arc<Self>) {
+    /// Releases the claims on the list until it is closed.
+    pub(super) async fn release_abandoned(self: Arc<Self>) {
         let mut backoff = Backoff::for_store();
         let mut batches = FuturesUnordered::new();
         let mut began = Moment::now();
@@ -273,7 +260,6 @@ impl Shared {
                 lists.next(batches.len(), at_once, began, self.closing.is_cancelled())
             };
             let due = match step {
-                Step::End => return,
                 Step::Release(batch) => {
                     began = Moment::now();
                     batches.push(self.release_batch(batch));
@@ -281,6 +267,10 @@ impl Shared {
                 }
                 Step::Wait(until) => until.map(|at| tokio::time::sleep(at.remaining())),
             };
+            if batches.is_empty() && due.is_none() {
+                at_once = 1;
+                backoff.reset();
+            }
             let is_closing = self.closing.is_cancelled();
             tokio::select! {
                 Some(failed) = batches.next() => {
@@ -302,33 +292,23 @@ impl Shared {
     }
 
     /// Releases a batch. Returns the claims to retry.
-    async fn release_batch(&self, batch: Vec<AbandonedClaim>) -> Vec<AbandonedClaim> {
+    async fn release_batch(&self, mut batch: Vec<AbandonedClaim>) -> Vec<AbandonedClaim> {
+        batch.sort_by_key(|abandoned| abandoned.min_hold.is_some());
         let mut answers: Vec<Option<Result<Released, EngineError>>> = batch.iter().map(|_| None).collect();
-        let (kept, plain): (Vec<usize>, Vec<usize>) =
-            (0..batch.len()).partition(|index| batch[*index].min_hold.is_some());
-        let claims: Vec<&Claim> = plain.iter().map(|index| &batch[*index].claim).collect();
-        let collected = Mutex::new(&mut answers);
-        let collect = |index: usize, released| {
-            collected.lock()[index] = Some(released);
-        };
-        let mut answer = |index: usize, released| collect(plain[index], released);
-        let listed = &batch;
-        let release_kept = kept
-            .iter()
-            .map(|&index| async move { (index, self.release_kept(&listed[index]).await) });
+        let plain = batch.partition_point(|abandoned| abandoned.min_hold.is_none());
+        let (plain, kept) = batch.split_at(plain);
+        let (answers_to_plain, answers_to_kept) = answers.split_at_mut(plain.len());
+        let claims: Vec<&Claim> = plain.iter().map(|abandoned| &abandoned.claim).collect();
+        let mut answer = |index: usize, released| answers_to_plain[index] = Some(released);
+        let mut answer_kept = |index: usize, released| answers_to_kept[index] = Some(released);
         let releasing = async {
             let plain = async {
                 if !claims.is_empty() {
                     self.engine.release_all(&claims, Duration::ZERO, &mut answer).await;
                 }
             };
-            let mut release_kept: FuturesUnordered<_> = release_kept.collect();
-            let kept = async {
-                while let Some((index, released)) = release_kept.next().await {
-                    collect(index, released);
-                }
-            };
-            tokio::join!(plain, kept);
+            let kept = kept.iter().map(|abandoned| self.release_kept(abandoned));
+            tokio::join!(plain, answer_each(kept, &mut answer_kept));
         };
         // A panic in the engine counts as no answer. The task continues.
         let releasing = AssertUnwindSafe(releasing).catch_unwind();

@@ -29,7 +29,7 @@ impl Locks {
         self.end_calls();
         let shared = &self.shared;
         let drained = async {
-            while shared.counters.held.load(Relaxed) > 0 || shared.runs_jobs.load(Relaxed) {
+            while shared.counters.lock().held > 0 || shared.runs_jobs.load(Relaxed) {
                 tokio::time::sleep(DRAIN_CHECK_INTERVAL).await;
             }
         };
@@ -43,7 +43,7 @@ impl Locks {
     /// Closes a service without an owner, as soon as it has no lease, call or job. Returns whether this call closed it.
     pub async fn close_unused(&self) -> bool {
         let shared = &self.shared;
-        while shared.counters.held.load(Relaxed) > 0
+        while shared.counters.lock().held > 0
             || !shared.calls.is_empty()
             || shared.runs_jobs.load(Relaxed)
             || !shared.abandoned.is_empty()

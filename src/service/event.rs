@@ -1,7 +1,7 @@
 //! The events of a service, for `onEvent` and telemetry, and its counters, for `stats()`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -9,8 +9,9 @@ use serde::Serialize;
 use crate::error::Code;
 use crate::model::{Fence, Names};
 
-/// The kinds of event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The kinds of event. The event's `type` in JavaScript is the name in lower case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum EventKind {
     /// A lease was granted.
     Acquired,
@@ -32,24 +33,6 @@ pub enum EventKind {
     Connected,
     /// An operation failed or had no answer in time, and none has succeeded since.
     Disconnected,
-}
-
-impl EventKind {
-    /// Returns the event's `type` in JavaScript.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            EventKind::Acquired => "acquired",
-            EventKind::Released => "released",
-            EventKind::Renewed => "renewed",
-            EventKind::Lost => "lost",
-            EventKind::Waiting => "waiting",
-            EventKind::Timeout => "timeout",
-            EventKind::Aborted => "aborted",
-            EventKind::Failed => "failed",
-            EventKind::Connected => "connected",
-            EventKind::Disconnected => "disconnected",
-        }
-    }
 }
 
 /// One event.
@@ -145,50 +128,24 @@ impl Events {
     }
 }
 
-pub(super) fn add(counter: &AtomicU64) {
-    counter.fetch_add(1, Relaxed);
-}
-
-pub(super) fn sub(counter: &AtomicU64) {
-    counter.fetch_sub(1, Relaxed);
-}
-
 /// The counters of a service, since its start.
-pub(super) type Counters = Stats<AtomicU64>;
-
-/// The values of the counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Stats<T = u64> {
+pub struct Stats {
     /// The leases that are held now.
-    pub held: T,
+    pub held: u64,
     /// The calls that wait for a busy name now.
-    pub waiting: T,
+    pub waiting: u64,
     /// The leases that were granted.
-    pub acquired: T,
+    pub acquired: u64,
     /// The calls that ended because the name was busy, at once or after a wait.
-    pub busy: T,
+    pub busy: u64,
     /// The leases that their holders released.
-    pub released: T,
+    pub released: u64,
     /// The renewals that succeeded.
-    pub renewed: T,
+    pub renewed: u64,
     /// The leases that ended before a release.
-    pub lost: T,
+    pub lost: u64,
     /// The operations that failed in the store or timed out, including those that were retried.
-    pub store_errors: T,
-}
-
-impl Counters {
-    pub(super) fn read(&self) -> Stats {
-        Stats {
-            held: self.held.load(Relaxed),
-            waiting: self.waiting.load(Relaxed),
-            acquired: self.acquired.load(Relaxed),
-            busy: self.busy.load(Relaxed),
-            released: self.released.load(Relaxed),
-            renewed: self.renewed.load(Relaxed),
-            lost: self.lost.load(Relaxed),
-            store_errors: self.store_errors.load(Relaxed),
-        }
-    }
+    pub store_errors: u64,
 }

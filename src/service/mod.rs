@@ -1,7 +1,6 @@
 //! The service: waiting, leases, renewal, clean-up, over any engine.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
 use std::time::Duration;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{Either, ready};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -42,7 +41,7 @@ pub use options::{AcquireOptions, Wait};
 
 use abandoned::AbandonedClaim;
 use acquire::Acquisition;
-use event::{Counters, Events};
+use event::Events;
 use options::MOST_HOLDER_READS;
 use renewal_scheduler::RenewalScheduler;
 use shared::Shared;
@@ -51,14 +50,6 @@ use shared::Shared;
 #[derive(Clone)]
 pub struct Locks {
     shared: Arc<Shared>,
-}
-
-impl fmt::Debug for Locks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locks")
-            .field("engine", &self.shared.engine)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Locks {
@@ -76,9 +67,8 @@ impl Locks {
             store_timeout,
             events: Events::new(events),
             stall_detector,
-            counters: Counters::default(),
+            counters: Mutex::default(),
             scheduler: RenewalScheduler::default(),
-            op_ended: Notify::new(),
             last_arrival: AtomicU64::new(0),
             attempts: ordered_attempts::Attempts::default(),
             local_fifos: Arc::default(),
@@ -97,6 +87,7 @@ impl Locks {
         shared.store.watch_event_loop(&shared.stall_detector);
         acquire::add_service(&shared);
         tokio::spawn(RenewalScheduler::run(shared.clone()).boxed());
+        shared.background.spawn(shared.clone().release_abandoned().boxed());
         Locks { shared }
     }
 
@@ -124,11 +115,6 @@ impl Locks {
             Err(closed) => return Either::Left(ready(Err(closed))),
         };
         let options = options.into();
-        let events = &self.shared.events;
-        // Boxed: it is rare, and a part of every call's future.
-        let observed = events
-            .is_enabled()
-            .then(|| Box::new((self.shared.clone(), names.clone(), tokio::time::Instant::now())));
         let waits_for_store = options.waits_for_store && options.wait != Wait::No;
         let mut call = Acquisition::new(&self.shared, open, names, options, abort);
         Either::Right(async move {
@@ -137,10 +123,7 @@ impl Locks {
             } else {
                 call.run().await
             };
-            if let Some(observed) = observed {
-                let (shared, names, called) = *observed;
-                shared.emit_end(&outcome, names, called.elapsed());
-            }
+            call.emit_end(&outcome);
             outcome
         })
     }
@@ -148,8 +131,8 @@ impl Locks {
     /// Acquires a lease that [`Locks::release_by_name`] releases: `acquireLock` in JavaScript.
     ///
     /// # Behavior
-    /// Makes one attempt. The lease is not renewed. (The options for waiting and renewal have no effect.) Returns `None` when the
-    /// name is busy. The caller checks `is_held` before it reports success: the lease may end before that.
+    /// `options` have no wait and no renewal. Returns `None` when the name is busy. The caller checks `is_held` before it reports
+    /// success: the lease may end before that.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -158,11 +141,6 @@ impl Locks {
         name: Key,
         options: O,
     ) -> impl Future<Output = Result<Option<Arc<Lease>>, LockError>> + Send + use<O> {
-        let mut options = options.into();
-        if options.renew || options.wait != Wait::No {
-            let options = Arc::make_mut(&mut options);
-            (options.renew, options.wait) = (false, Wait::No);
-        }
         let shared = self.shared.clone();
         let acquired = self.acquire(name.clone().into(), options, None);
         acquired.map(move |outcome| match outcome? {
@@ -376,7 +354,7 @@ impl Locks {
 
     /// Returns the service's counters.
     pub fn stats(&self) -> Stats {
-        self.shared.counters.read()
+        *self.shared.counters.lock()
     }
 
     /// Whether a close has begun.

@@ -7,6 +7,7 @@
 //! After a failure of all of them, the attempts for the name wait for one backoff, and are then made together as well: the queue may be
 //! lost, or this process's positions in it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ const OVERDUE: Duration = Duration::from_millis(500);
 
 type Reply = oneshot::Sender<EngineResult<Acquired>>;
 
-/// An attempt that waits for the end of the one in progress.
+/// An attempt that waits for the end of the one in progress. Its call may have ended meanwhile.
 #[derive(Debug)]
 struct Pending {
     claim: Arc<Claim>,
@@ -65,45 +66,41 @@ impl Attempts {
     }
 }
 
+/// A name has an entry while an attempt for it is in progress or paused.
 #[derive(Debug)]
 struct Name {
-    /// The attempt in progress.
-    current: Option<Current>,
-    /// The attempts that wait for its end, or for the end of the pause, by arrival number.
+    turn: Turn,
+    /// The attempts that wait for the end of the turn, by arrival number.
     pending: BTreeMap<u64, Pending>,
     /// The arrival number at which the next attempt begins, after a failed one with the maximum number of calls: those behind it
     /// have not been made since.
     next_from: Option<u64>,
-    /// No attempt begins before this, after a failure.
-    pause_end: Option<Instant>,
     backoff: Backoff,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Current {
-    id: u64,
-    /// When it began, or when one of several calls last had an answer.
-    since: Instant,
+#[derive(Debug)]
+enum Turn {
+    /// An attempt is in progress. `since`: when it began, or when one of several calls last had an answer.
+    Attempt { id: u64, since: Instant },
+    /// No attempt begins until a timer ends the pause after a failure.
+    Pause,
+}
+
+impl Turn {
+    fn begin(id: u64) -> Self {
+        let since = Instant::now();
+        Turn::Attempt { id, since }
+    }
 }
 
 impl Name {
-    fn new() -> Self {
+    fn begun(id: u64) -> Self {
         Name {
-            current: None,
+            turn: Turn::begin(id),
             pending: BTreeMap::new(),
             next_from: None,
-            pause_end: None,
             backoff: Backoff::for_store(),
         }
-    }
-
-    fn is_paused(&self) -> bool {
-        self.pause_end.is_some_and(|end| end > Instant::now())
-    }
-
-    fn begin(&mut self, id: u64) {
-        let since = Instant::now();
-        self.current = Some(Current { id, since });
     }
 
     /// Takes the pending attempts that are made together, and returns them with the last arrival number.
@@ -122,11 +119,11 @@ impl Name {
 
     /// Whether the attempt `id` is in progress: it ends when it is overdue.
     fn is_current(&self, id: u64) -> bool {
-        self.current.is_some_and(|current| current.id == id)
+        matches!(self.turn, Turn::Attempt { id: current, .. } if current == id)
     }
 
     fn is_overdue(&self) -> bool {
-        self.current.is_some_and(|current| current.since.elapsed() >= OVERDUE)
+        matches!(self.turn, Turn::Attempt { since, .. } if since.elapsed() >= OVERDUE)
     }
 }
 
@@ -142,15 +139,16 @@ pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, a
     let key = &claim.keys()[0];
     let begun = {
         let id = shared.attempts.next_id();
-        let mut names = shared.attempts.names.lock();
-        let name = names.entry(key.clone()).or_insert_with(Name::new);
-        if name.current.is_none() && name.pending.is_empty() && !name.is_paused() {
-            name.begin(id);
-            Ok(id)
-        } else {
-            let (claim, (reply, answer)) = (claim.clone(), oneshot::channel());
-            name.pending.insert(arrival, Pending { claim, reply });
-            Err(answer)
+        match shared.attempts.names.lock().entry(key.clone()) {
+            Entry::Vacant(name) => {
+                name.insert(Name::begun(id));
+                Ok(id)
+            }
+            Entry::Occupied(mut name) => {
+                let (claim, (reply, answer)) = (claim.clone(), oneshot::channel());
+                name.get_mut().pending.insert(arrival, Pending { claim, reply });
+                Err(answer)
+            }
         }
     };
     match begun {
@@ -161,7 +159,7 @@ pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, a
             answer
         }
         // Boxed: this is rare, and the future of a call stays small.
-        Err(answer) => Box::pin(pending_answer(shared, key, arrival, answer)).await,
+        Err(answer) => Box::pin(pending_answer(shared, key, answer)).await,
     }
 }
 
@@ -169,12 +167,8 @@ pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, a
 async fn pending_answer(
     shared: &Arc<Shared>,
     key: &Key,
-    arrival: u64,
     mut answer: oneshot::Receiver<EngineResult<Acquired>>,
 ) -> EngineResult<Acquired> {
-    let _waiting = Waiting { shared, key, arrival };
-    // After a pause the first call may come before the timer.
-    begin_pending(shared, key, |name| name.current.is_none());
     loop {
         tokio::select! {
             biased;
@@ -188,8 +182,7 @@ async fn pending_answer(
     }
 }
 
-/// Makes the pending attempts of a name together, in a task, if `may_begin` and if the name is not paused. Removes a name without
-/// attempts.
+/// Makes the pending attempts of a name together, in a task, if `may_begin`. Removes a name without attempts.
 fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&mut Name) -> bool) {
     // Without a runtime the process or the worker is about to end.
     if tokio::runtime::Handle::try_current().is_err() {
@@ -200,16 +193,12 @@ fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&mut Na
     if !may_begin(name) {
         return;
     }
-    if name.is_paused() {
-        name.current = None;
-        return;
-    }
     let Some((last, pending)) = name.take_pending() else {
         names.remove(key);
         return;
     };
     let id = shared.attempts.next_id();
-    name.begin(id);
+    name.turn = Turn::begin(id);
     drop(names);
     let last = (pending.len() == MOST_TOGETHER).then_some(last);
     let mut in_progress = InProgress::new(shared, key, id, last);
@@ -252,9 +241,9 @@ impl InProgress {
     fn record(&mut self, answer: &EngineResult<Acquired>) {
         self.note(answer);
         if let Some(name) = self.shared.attempts.names.lock().get_mut(&self.key)
-            && let Some(current) = name.current.as_mut().filter(|current| current.id == self.id)
+            && name.is_current(self.id)
         {
-            current.since = Instant::now();
+            name.turn = Turn::begin(self.id);
         }
     }
 
@@ -262,7 +251,9 @@ impl InProgress {
     /// a pause.
     fn pause(&self) {
         let mut names = self.shared.attempts.names.lock();
-        let Some(name) = names.get_mut(&self.key) else { return };
+        let Some(name) = names.get_mut(&self.key).filter(|name| name.is_current(self.id)) else {
+            return;
+        };
         if let Some(next) = self.last.map(|last| last + 1)
             && name.pending.range(next..).next().is_some()
         {
@@ -270,7 +261,7 @@ impl InProgress {
             return;
         }
         let end = Instant::now() + name.backoff.delay();
-        name.pause_end = Some(end);
+        name.turn = Turn::Pause;
         drop(names);
         let (shared, key) = (self.shared.clone(), self.key.clone());
         self.shared.background.spawn(FutureExt::boxed(async move {
@@ -280,7 +271,7 @@ impl InProgress {
                     shared.attempts.names.lock().remove(&key);
                 }
             }
-            begin_pending(&shared, &key, |name| name.current.is_none());
+            begin_pending(&shared, &key, |name| matches!(name.turn, Turn::Pause));
         }));
     }
 }
@@ -300,21 +291,6 @@ impl Drop for InProgress {
             }
             name.is_current(self.id)
         });
-    }
-}
-
-/// A call that waits for the answer to its pending attempt.
-struct Waiting<'a> {
-    shared: &'a Arc<Shared>,
-    key: &'a Key,
-    arrival: u64,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if let Some(name) = self.shared.attempts.names.lock().get_mut(self.key) {
-            name.pending.remove(&self.arrival);
-        }
     }
 }
 

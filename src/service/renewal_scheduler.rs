@@ -64,14 +64,6 @@ impl RenewalScheduler {
         }
     }
 
-    /// Removes a lease that has ended.
-    pub(super) fn remove(&self, lease: &Lease) {
-        let mut schedule = self.schedule.lock();
-        if let Some(at) = lease.take_slot() {
-            schedule.remove(&slot(at, lease));
-        }
-    }
-
     /// Returns every held lease.
     pub(super) fn held(&self) -> Vec<Arc<Lease>> {
         let schedule = self.schedule.lock();

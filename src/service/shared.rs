@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell, Semaphore};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::abandoned::AbandonedClaims;
-use super::acquire::Outcome;
-use super::event::{Counters, Event, EventKind, Events, add};
+use super::event::{Event, EventKind, Events, Stats};
 use super::lease::Lease;
 use super::local_fifo::LocalFifos;
 use super::ordered_attempts::Attempts;
@@ -22,7 +21,7 @@ use super::renewal_scheduler::RenewalScheduler;
 use crate::backoff::Backoff;
 use crate::engine::{Description, EngineExt, Result as EngineResult, SharedEngine};
 use crate::error::{EngineError, LockError};
-use crate::model::{Key, Names, Process};
+use crate::model::{Key, Process};
 use crate::stall_detector::StallDetector;
 
 pub(super) struct Shared {
@@ -34,10 +33,8 @@ pub(super) struct Shared {
     pub(super) store_timeout: Duration,
     pub(super) events: Events,
     pub(super) stall_detector: Arc<StallDetector>,
-    pub(super) counters: Counters,
+    pub(super) counters: Mutex<Stats>,
     pub(super) scheduler: RenewalScheduler,
-    /// Notified when an operation of a lease ends for which others wait (`lease/op_guard.rs`).
-    pub(super) op_ended: Notify,
     /// The arrival number of the newest call.
     pub(super) last_arrival: AtomicU64,
     /// The order of local waiters if the store keeps a queue (`attempts`), and if it keeps none (`local_fifos`).
@@ -117,25 +114,9 @@ impl Shared {
         self.events.emit(event);
     }
 
-    /// Emits the event of a call that ended without a lease.
-    pub(super) fn emit_end(&self, outcome: &Result<Outcome, LockError>, names: Names, waited: Duration) {
-        let (kind, error) = match outcome {
-            Ok(Outcome::Acquired(_)) => return,
-            Ok(Outcome::Busy(_)) => (EventKind::Timeout, None),
-            Ok(Outcome::Aborted) => (EventKind::Aborted, None),
-            Err(error) => (EventKind::Failed, Some(error)),
-        };
-        self.emit(|| Event {
-            duration: Some(waited),
-            reason: error.map(|error| error.message.as_str().into()),
-            code: error.map(|error| error.code),
-            ..Event::new(kind, Some(names))
-        });
-    }
-
     /// Counts an operation of the store that failed or had no answer.
     pub(super) fn store_failed(&self, error: &EngineError) {
-        add(&self.counters.store_errors);
+        self.counters.lock().store_errors += 1;
         if error.is_locked {
             self.events.store_answered();
         } else if error.retryable {
@@ -146,8 +127,8 @@ impl Shared {
 
     /// Counts a new lease as held, and schedules its renewal. `since`: when its call began.
     pub(super) fn add_lease(&self, lease: &Arc<Lease>, since: Instant) {
-        add(&self.counters.acquired);
-        add(&self.counters.held);
+        self.counters.lock().acquired += 1;
+        self.counters.lock().held += 1;
         self.scheduler.schedule(lease);
         self.emit(|| lease.event(EventKind::Acquired, Some(since.elapsed()), None));
     }

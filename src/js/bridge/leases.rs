@@ -71,8 +71,8 @@ pub fn release(env: &Env, id: f64) -> Result<Unknown<'_>> {
     let Some((bridge, Entry { locks, lease, .. })) = entry(env, id) else {
         return Deferred::settled(env, Ok(None::<String>));
     };
-    bridge.promise(env, &locks, locks.release(&lease), move |_, is_freed| {
-        is_freed.then(|| lease.description())
+    bridge.answer(env, &locks, locks.release(&lease), move |_, is_freed| {
+        Ok(is_freed.then(|| lease.description()))
     })
 }
 
@@ -87,7 +87,7 @@ pub fn finish(env: &Env, id: f64) -> Result<Unknown<'_>> {
     let service = locks.clone();
     // A release without an answer is repeated in the background. The job has been done under the lock.
     let released = locks.release(&lease).map(Ok);
-    bridge.try_promise(env, &locks, released, move |_, released| {
+    bridge.answer(env, &locks, released, move |_, released| {
         let is_gone = matches!(released, Ok(false)) && !was_released;
         let loss = lease.loss();
         match loss.or_else(|| is_gone.then(|| lease.lost_at_release(service.is_closed()))) {
@@ -113,7 +113,7 @@ pub fn extend(env: &Env, id: f64, ttl_ms: f64) -> Result<Unknown<'_>> {
     };
     let service = locks.clone();
     let extending = async move { service.extend(&lease, ttl(ttl_ms)).await };
-    bridge.promise(env, &locks, extending, |_, ()| ())
+    bridge.answer(env, &locks, extending, |_, ()| Ok(()))
 }
 
 /// Whether the lease is held, by the native clock.
@@ -160,5 +160,5 @@ pub fn forget(env: &Env, id: f64) -> Option<String> {
         bridge.return_memory();
     }
     let lease = removed?.lease;
-    (lease.is_renewed() && lease.is_held()).then(|| lease.names()[0].to_string())
+    (lease.renew && lease.is_held()).then(|| lease.names()[0].to_string())
 }

@@ -48,7 +48,6 @@ use self::deferred::Deferred;
 use self::leases::Leases;
 use self::local_executor::{LocalExecutor, NodeEventLoop};
 use self::memory::{Burst, return_memory};
-use self::questions::Questions;
 use self::shared::{Delivery, Reference, Shared};
 use self::uv_loop::UvLoop;
 use crate::error::{EngineError, LockError, is_passing};
@@ -71,8 +70,6 @@ pub(super) struct Bridge {
     uv_loop: Option<UvLoop>,
     /// The leases with a number in JavaScript.
     pub(super) leases: RefCell<Leases>,
-    /// The questions that JavaScript has not answered, by number.
-    pub(super) questions: RefCell<Questions>,
     /// The acquisitions that JavaScript may cancel, by ticket.
     pub(super) cancellations: RefCell<HashMap<u64, CancellationToken>>,
 }
@@ -144,7 +141,6 @@ impl Bridge {
             executor,
             uv_loop: UvLoop::find(env),
             leases: RefCell::default(),
-            questions: RefCell::default(),
             cancellations: RefCell::default(),
         });
         // SAFETY: the hook runs on this thread, once, when the environment goes away.
@@ -195,7 +191,8 @@ impl Bridge {
 
     fn unreference_if_idle(&self, env: &Env) {
         if self.with_jobs.get() == 0 && self.in_progress.get() == self.in_background.get() {
-            self.unreference(env);
+            // SAFETY: as in `reference`.
+            unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
         }
     }
 
@@ -205,37 +202,34 @@ impl Bridge {
         unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
     }
 
-    fn unreference(&self, env: &Env) {
-        // SAFETY: as in `reference`.
-        unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
-    }
-
-    /// Returns a promise for `work`. It resolves to the result of `make`.
+    /// Returns a promise for `work`, which is settled with the result of `make`. Keeps the event loop alive as [`Bridge::call`] does.
     pub(super) fn promise<'env, T: Send + 'static, V: ToNapiValue>(
         &self,
         env: &'env Env,
-        locks: &Locks,
+        is_in_background: bool,
         work: impl Future<Output = Result<T, LockError>> + Send + 'static,
-        make: impl FnOnce(&Rc<Bridge>, T) -> V + Send + 'static,
+        make: impl FnOnce(&Env, &Rc<Bridge>, Result<T, LockError>) -> Result<V, LockError> + Send + 'static,
     ) -> napi::Result<Unknown<'env>> {
-        self.try_promise(env, locks, work, move |bridge, value| Ok(make(bridge, value)))
+        let (deferred, promise) = Deferred::new(env)?;
+        self.call(env, is_in_background, work, move |env, bridge, result| {
+            deferred.settle(env, make(env, bridge, result));
+        });
+        Ok(promise)
     }
 
-    /// Like [`Bridge::promise`], where `make` may fail.
-    pub(super) fn try_promise<'env, T: Send + 'static, V: ToNapiValue>(
+    /// Returns a promise for a call of a service. `make` converts its result.
+    pub(super) fn answer<'env, T: Send + 'static, V: ToNapiValue>(
         &self,
         env: &'env Env,
         locks: &Locks,
         work: impl Future<Output = Result<T, LockError>> + Send + 'static,
         make: impl FnOnce(&Rc<Bridge>, T) -> Result<V, LockError> + Send + 'static,
     ) -> napi::Result<Unknown<'env>> {
-        let (deferred, promise) = Deferred::new(env)?;
         let locks = locks.clone();
-        self.call(env, false, work, move |env, bridge, result| {
+        self.promise(env, false, work, move |env, bridge, result| {
             hold_process(env, bridge, &locks);
-            deferred.settle(env, result.and_then(|value| make(bridge, value)));
-        });
-        Ok(promise)
+            make(bridge, result?)
+        })
     }
 
     /// Returns the event loop, for an engine whose socket it can poll.

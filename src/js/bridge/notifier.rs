@@ -8,7 +8,6 @@ use napi::{Env, JsValue, sys};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::Bridge;
 use super::deferred::to_json;
 use super::shared::{Reference, Shared};
 use crate::engine::Warnings;
@@ -18,8 +17,8 @@ use crate::stall_detector::StallDetector;
 
 /// Calls the `notify` function of one service with JSON text: an array of messages.
 pub(in crate::js) struct Notifier {
-    shared: Arc<Shared>,
-    notify: Option<Reference>,
+    pub(super) shared: Arc<Shared>,
+    notify: Reference,
     /// The JSON text of the next call, without the closing bracket. Empty: there are no messages.
     batch: Mutex<String>,
 }
@@ -36,7 +35,7 @@ impl Notifier {
         napi::check_status!(unsafe { sys::napi_create_reference(env.raw(), notify.raw(), 1, &mut reference) })?;
         Ok(Arc::new(Notifier {
             shared: shared.clone(),
-            notify: Some(Reference(reference)),
+            notify: Reference(reference),
             batch: Mutex::default(),
         }))
     }
@@ -54,7 +53,7 @@ impl Notifier {
             _ => (duration, None),
         };
         self.send(&json!({
-            "type": event.kind.as_str(),
+            "type": event.kind,
             "names": event.names.as_ref().map(|names| names.iter().map(|name| name.as_str()).collect::<Vec<_>>()),
             "fencingToken": event.fence.map(|fence| fence.0.to_string()),
             "waitedMs": waited,
@@ -69,15 +68,8 @@ impl Notifier {
         self.send(&json!({ "warning": text }));
     }
 
-    /// Sends a message that `make` creates on the JavaScript thread.
-    pub(in crate::js) fn request(self: &Arc<Self>, make: impl FnOnce(&Bridge) -> Value + Send + 'static) {
-        let this = self.clone();
-        self.shared
-            .notice(move |env, bridge| this.call(env, format!("[{}]", make(bridge))));
-    }
-
     /// Adds a message to the batch. The first message of a batch schedules its delivery.
-    fn send(self: &Arc<Self>, message: &Value) {
+    pub(super) fn send(self: &Arc<Self>, message: &Value) {
         let mut batch = self.batch.lock();
         let is_first = batch.is_empty();
         batch.push(if is_first { '[' } else { ',' });
@@ -92,16 +84,11 @@ impl Notifier {
     fn deliver(&self, env: &Env) {
         let mut batch = std::mem::take(&mut *self.batch.lock());
         batch.push(']');
-        self.call(env, batch);
-    }
-
-    fn call(&self, env: &Env, batch: String) {
-        let Some(Reference(notify)) = &self.notify else { return };
         let (mut function, mut result) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: `env` is the live environment of this thread, and the caller opened a handle scope. `notify` catches the
         // errors of the user's code.
         unsafe {
-            sys::napi_get_reference_value(env.raw(), *notify, &mut function);
+            sys::napi_get_reference_value(env.raw(), self.notify.0, &mut function);
             let (Ok(this), Ok(text)) = (
                 <()>::to_napi_value(env.raw(), ()),
                 String::to_napi_value(env.raw(), batch),
@@ -117,9 +104,7 @@ impl Notifier {
 
 impl Drop for Notifier {
     fn drop(&mut self) {
-        if let Some(reference) = self.notify.take() {
-            self.shared.discard(reference);
-        }
+        self.shared.discard(self.notify);
     }
 }
 

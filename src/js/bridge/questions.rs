@@ -1,6 +1,5 @@
 //! Asks JavaScript: for the login of a new connection, and for the DNS records of a name.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,31 +14,22 @@ use super::Bridge;
 use super::notifier::Notifier;
 use crate::engine::{Credentials, Login, Records, Resolver};
 
-type Answer = oneshot::Sender<Result<String, String>>;
-
-/// The questions without an answer, by number.
-#[derive(Default)]
-pub(in crate::js) struct Questions {
-    last: u32,
-    waiting: HashMap<u32, Answer>,
-}
-
 /// Sends a question. It is a notice: it does not keep the process alive. The answer is JSON text.
 fn ask<T: DeserializeOwned>(
     notifier: &Arc<Notifier>,
     mut question: Value,
 ) -> impl Future<Output = Result<T, String>> + use<T> {
     let (answer, answered) = oneshot::channel();
-    notifier.request(move |bridge| {
-        let mut questions = bridge.questions.borrow_mut();
+    {
+        let mut questions = notifier.shared.questions.lock();
         // Questions whose answers are not awaited any more.
         questions.waiting.retain(|_, answer| !answer.is_closed());
         questions.last += 1;
+        question["question"] = questions.last.into();
         let number = questions.last;
         questions.waiting.insert(number, answer);
-        question["question"] = number.into();
-        question
-    });
+    }
+    notifier.send(&question);
     async move {
         let ended = |_| Err("the event loop has ended".into());
         let text = answered.await.unwrap_or_else(ended)?;
@@ -75,7 +65,7 @@ pub(in crate::js) fn resolver(notifier: &Arc<Notifier>, limit: Duration) -> Arc<
 /// Answers a question: with JSON text, or with the text of an error.
 #[napi]
 pub fn answer(env: &Env, number: u32, value: Option<String>, error: String) {
-    let answer = Bridge::existing(env).and_then(|bridge| bridge.questions.borrow_mut().waiting.remove(&number));
+    let answer = Bridge::existing(env).and_then(|bridge| bridge.shared.questions.lock().waiting.remove(&number));
     if let Some(answer) = answer {
         // The attempt to connect may have ended.
         let _ = answer.send(value.ok_or(error));

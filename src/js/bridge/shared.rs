@@ -8,6 +8,7 @@
 //! A call that has ended is pushed as a whole: its allocation holds the future, then the result. The flusher runs after all tasks that
 //! were ready in the same pass, and calls one threadsafe function, unless an earlier call of it is pending.
 
+use std::collections::HashMap;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,12 +34,20 @@ pub(super) enum Delivery {
 }
 
 /// A reference to a JavaScript value. Only the JavaScript thread may delete it.
+#[derive(Clone, Copy)]
 pub(super) struct Reference(pub(super) sys::napi_ref);
 
 // SAFETY: other threads only move it.
 unsafe impl Send for Reference {}
 // SAFETY: as above.
 unsafe impl Sync for Reference {}
+
+/// The questions to JavaScript without an answer, by number.
+#[derive(Default)]
+pub(super) struct Questions {
+    pub last: u32,
+    pub waiting: HashMap<u32, oneshot::Sender<Result<String, String>>>,
+}
 
 /// The threadsafe function that wakes the event loop.
 struct LoopWaker(sys::napi_threadsafe_function);
@@ -59,6 +68,8 @@ pub(in crate::js) struct Shared {
     /// `None` once the environment is being torn down. A caller holds the lock.
     waker: Mutex<Option<LoopWaker>>,
     stop: Notify,
+    /// The questions that JavaScript has not answered.
+    pub(super) questions: Mutex<Questions>,
     /// The JavaScript thread, and whether its event loop checks the outbox before it sleeps.
     thread: ThreadId,
     checks_outbox: AtomicBool,
@@ -76,6 +87,7 @@ impl Shared {
             discarded: Mutex::default(),
             waker: Mutex::new(Some(LoopWaker(function))),
             stop: Notify::new(),
+            questions: Mutex::default(),
             thread: std::thread::current().id(),
             checks_outbox: AtomicBool::new(false),
         })

@@ -36,7 +36,7 @@ pub use self::holder::BusyLock;
 pub(super) use self::holder::add_service;
 use super::Shared;
 use super::abandoned::AbandonedClaim;
-use super::event::{Event, EventKind, add, sub};
+use super::event::{Event, EventKind};
 use super::lease::{Grant, Lease};
 use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
 use crate::engine::EngineExt;
@@ -156,14 +156,14 @@ impl Acquisition {
             }
         };
         if self.is_waiting {
-            sub(&self.shared.counters.waiting);
+            self.shared.counters.lock().waiting -= 1;
         }
         match outcome {
             Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
             other => {
                 self.abandon_claim();
                 if let Ok(Outcome::Busy(_)) = other {
-                    add(&self.shared.counters.busy);
+                    self.shared.counters.lock().busy += 1;
                     if self.options.report_holder {
                         // Boxed: most calls do not need this future.
                         let busy = Box::pin(self.busy_lock()).await;
@@ -221,10 +221,26 @@ impl Acquisition {
     fn set_waiting(&mut self) {
         if !self.is_waiting {
             self.is_waiting = true;
-            add(&self.shared.counters.waiting);
+            self.shared.counters.lock().waiting += 1;
             let names = self.names.clone();
             self.shared.emit(|| Event::new(EventKind::Waiting, Some(names)));
         }
+    }
+
+    /// Emits the event of a call that ended without a lease.
+    pub(super) fn emit_end(&self, outcome: &End) {
+        let (kind, error) = match outcome {
+            Ok(Outcome::Acquired(_)) => return,
+            Ok(Outcome::Busy(_)) => (EventKind::Timeout, None),
+            Ok(Outcome::Aborted) => (EventKind::Aborted, None),
+            Err(error) => (EventKind::Failed, Some(error)),
+        };
+        self.shared.emit(|| Event {
+            duration: Some(self.called.elapsed()),
+            reason: error.map(|error| error.message.as_str().into()),
+            code: error.map(|error| error.code),
+            ..Event::new(kind, Some(self.names.clone()))
+        });
     }
 
     /// Releases in the background what the store may have for this claim: a position in a queue, or a lock without a caller.

@@ -15,7 +15,7 @@ impl Acquisition {
     /// # Errors
     /// The last error of the store at the deadline, or up to [`MIN_STORE_TIMEOUT`](crate::service::options::MIN_STORE_TIMEOUT)
     /// later; an error that no repetition cures; `LOCK_CLOSED`.
-    pub(in crate::service) async fn run_through_outages(mut self) -> End {
+    pub(in crate::service) async fn run_through_outages(&mut self) -> End {
         let mut backoff = Backoff::for_store();
         loop {
             let error = match self.run().await {
@@ -31,8 +31,9 @@ impl Acquisition {
             let Some(rest) = self.options.resumed(self.arrival, self.started.elapsed()) else {
                 return Err(error);
             };
+            let (call, names, abort) = (self.call.clone(), self.names.clone(), self.abort.clone());
             let called = self.called;
-            self = Acquisition::new(&self.shared, self.call, self.names, rest.into(), self.abort);
+            *self = Acquisition::new(&self.shared, call, names, rest.into(), abort);
             self.called = called;
         }
     }

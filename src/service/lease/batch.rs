@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::op_guard::OpGuard;
+use tokio::sync::MutexGuard;
+
 use super::{Lease, Phase};
 use crate::clock::Moment;
 use crate::engine::{EngineExt, Renewal};
@@ -16,7 +17,7 @@ struct InFlight<'a> {
     /// The requested ttl.
     ttl: Ttl,
     /// `None`: the first renewal after a hand-off. A release does not wait for its answer.
-    _guard: Option<OpGuard<'a>>,
+    _guard: Option<MutexGuard<'a, ()>>,
 }
 
 /// Renews leases, and schedules the next event of each one when its answer arrives.
@@ -28,7 +29,7 @@ pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc
     let mut in_flight = Vec::with_capacity(leases.len());
     let mut renewals = Vec::with_capacity(leases.len());
     for lease in &leases {
-        match lease.begin_renewal(&shared) {
+        match lease.begin_renewal() {
             Some(renewal) => {
                 renewals.push(Renewal {
                     claim: &lease.claim,
@@ -60,14 +61,13 @@ pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc
 
 impl Lease {
     /// Begins a renewal, unless the lease has ended or another operation is in progress.
-    fn begin_renewal<'a>(self: &'a Arc<Self>, shared: &'a Shared) -> Option<InFlight<'a>> {
-        let Some(guard) = self.try_begin_op(shared) else {
+    fn begin_renewal(self: &Arc<Self>) -> Option<InFlight<'_>> {
+        let Ok(guard) = self.operation.try_lock() else {
             self.state.lock().delay_renewal();
             return None;
         };
-        let is_short = self.state.lock().is_short;
-        let guard = Some(guard).filter(|_| !is_short);
         let state = self.state.lock();
+        let guard = Some(guard).filter(|_| !state.is_short);
         if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
             return None;
         }

@@ -5,11 +5,9 @@
 //! the local deadline, and only then is the lease lost.
 
 mod batch;
-mod op_guard;
 mod release;
 mod renewal;
 mod renewal_window;
-mod testing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::Shared;
 use super::abandoned::AbandonedClaim;
-use super::event::{Event, EventKind, add, sub};
+use super::event::{Event, EventKind};
 use super::options::AcquireOptions;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -52,13 +50,15 @@ pub struct Lease {
     names: Names,
     fence: Fence,
     /// Whether it is renewed.
-    renew: bool,
+    pub renew: bool,
     /// Renewal pauses when the event loop has not responded for this long.
     stall_limit: Duration,
-    /// The arrival number of its call.
-    arrival: u64,
+    /// The arrival number of its call, for [`AcquireOptions::resumed`].
+    pub arrival: u64,
     /// An earlier attempt of this claim failed, and the store may still execute it.
     doubtful: bool,
+    /// Locked during an operation (renewal, extension, release) at the store: there is one at a time.
+    operation: tokio::sync::Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -89,9 +89,6 @@ struct State {
     is_unreceived: bool,
     /// The holder released the lease during a close of the service, which releases it in the store.
     is_released_by_holder: bool,
-    /// Whether an operation is in progress at the store, and whether another one waits for its end (`op_guard.rs`).
-    op_in_progress: bool,
-    op_awaited: bool,
     /// `None` after a successful renewal.
     retry: Option<Box<RenewalRetry>>,
     /// The time of its entry in the schedule of the renewal scheduler.
@@ -159,8 +156,6 @@ impl Lease {
             is_extended: is_short,
             is_unreceived: false,
             is_released_by_holder: false,
-            op_in_progress: false,
-            op_awaited: false,
             retry: None,
             slot: None,
             on_loss: None,
@@ -173,6 +168,7 @@ impl Lease {
             stall_limit: options.stall_limit,
             arrival,
             doubtful,
+            operation: tokio::sync::Mutex::default(),
             state: Mutex::new(state),
         })
     }
@@ -216,16 +212,6 @@ impl Lease {
     pub fn ttl(&self) -> Ttl {
         let state = self.state.lock();
         state.asked.unwrap_or(state.ttl)
-    }
-
-    /// Whether the lease is renewed.
-    pub fn is_renewed(&self) -> bool {
-        self.renew
-    }
-
-    /// Returns the arrival number of its call, for [`AcquireOptions::resumed`].
-    pub fn arrival(&self) -> u64 {
-        self.arrival
     }
 
     /// Returns owner token, fencing token, ttl in milliseconds, whether it is renewed, and the metadata, separated by spaces.
@@ -286,10 +272,6 @@ impl Lease {
         }
     }
 
-    pub(super) fn take_slot(&self) -> Option<Moment> {
-        self.state.lock().slot.take()
-    }
-
     /// Moves its slot to its next event. Returns the slot before, and when the next event is possible and due: a renewal, or the deadline.
     /// `None`: the lease has ended.
     pub(super) fn reschedule(&self) -> (Option<Moment>, Option<RenewalWindow>) {
@@ -311,22 +293,32 @@ impl Lease {
         AbandonedClaim::new(claim, self.doubtful)
     }
 
-    fn lose(&self, shared: &Arc<Shared>, error: LockError) {
-        let (sink, acquired_at, is_extended, is_bounded) = {
+    /// Ends the lease in this process by a loss. Returns whether it was held until now, and what receives the loss.
+    fn end_by_loss(self: &Arc<Self>, shared: &Shared, loss: &LockError) -> (bool, Option<LossSink>) {
+        let sink = {
             let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
-                return;
+                return (false, None);
             }
-            state.phase = Phase::Lost(error.clone().into());
-            state.renewal = None;
-            let is_bounded = state.asked_until.is_some();
-            (state.on_loss.take(), state.acquired_at, state.is_extended, is_bounded)
+            state.phase = Phase::Lost(loss.clone().into());
+            state.on_loss.take()
+        };
+        shared.scheduler.schedule(self);
+        shared.counters.lock().held -= 1;
+        (true, sink)
+    }
+
+    fn lose(self: &Arc<Self>, shared: &Arc<Shared>, error: LockError) {
+        let (true, sink) = self.end_by_loss(shared, &error) else {
+            return;
         };
         tracing::debug!(%error, "a lease ended early");
-        shared.scheduler.remove(self);
         shared.remove_by_name(self);
-        sub(&shared.counters.held);
-        add(&shared.counters.lost);
+        shared.counters.lock().lost += 1;
+        let (acquired_at, is_extended, is_bounded) = {
+            let state = self.state.lock();
+            (state.acquired_at, state.is_extended, state.asked_until.is_some())
+        };
         if self.renew || self.doubtful || is_extended || is_bounded {
             // A renewal or an extension whose reply was lost may have extended the lease in the store.
             shared.release_in_background(self.abandoned());

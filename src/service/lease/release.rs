@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::engine::{EngineExt, Released};
 use crate::error::LockError;
 use crate::service::Shared;
-use crate::service::event::{EventKind, add, sub};
+use crate::service::event::EventKind;
 
 /// The reasons of a loss that a close or a release detects.
 const SERVICE_CLOSED: &str = "its LockService was closed";
@@ -27,7 +27,7 @@ pub(in crate::service) struct ReleaseStart {
 
 impl Lease {
     /// Ends the lease in this process: the first step. `None`: it was released before, or the close releases it.
-    pub(in crate::service) fn begin_release(&self, shared: &Shared) -> Option<ReleaseStart> {
+    pub(in crate::service) fn begin_release(self: &Arc<Self>, shared: &Shared) -> Option<ReleaseStart> {
         // The token comes first: a close that starts after it waits for this release.
         let _call = shared.calls.token();
         if shared.closing.is_cancelled() {
@@ -48,8 +48,8 @@ impl Lease {
             }
         };
         if loss.is_none() {
-            shared.scheduler.remove(self);
-            sub(&shared.counters.held);
+            shared.scheduler.schedule(self);
+            shared.counters.lock().held -= 1;
         }
         Some(ReleaseStart { _call, loss })
     }
@@ -97,20 +97,11 @@ impl Lease {
             return false;
         }
         let loss = self.lost(SERVICE_CLOSED);
-        let sink = {
-            let mut state = self.state.lock();
-            if !matches!(state.phase, Phase::Held) {
-                return false;
-            }
-            state.phase = Phase::Lost(loss.clone().into());
-            state.on_loss.take()
-        };
-        shared.scheduler.remove(self);
-        sub(&shared.counters.held);
+        let (was_held, sink) = self.end_by_loss(shared, &loss);
         if let Some(sink) = sink {
             sink(loss);
         }
-        true
+        was_held
     }
 
     /// Releases the lease in the background, after [`Lease::end_for_close`].
@@ -123,10 +114,10 @@ impl Lease {
     pub(in crate::service) fn emit_released(&self, shared: &Shared, was_held: bool) {
         let held_for = Some(self.state.lock().acquired_at.elapsed());
         if was_held {
-            add(&shared.counters.released);
+            shared.counters.lock().released += 1;
             shared.emit(|| self.event(EventKind::Released, held_for, None));
         } else {
-            add(&shared.counters.lost);
+            shared.counters.lock().lost += 1;
             let reason = self.lost(GONE_AT_RELEASE).message;
             shared.emit(|| self.event(EventKind::Lost, held_for, Some(reason.into())));
         }
@@ -136,11 +127,11 @@ impl Lease {
     async fn release_in_store(self: &Arc<Self>, shared: &Arc<Shared>, was_held: bool) -> Result<bool, LockError> {
         let mut timeout = shared.store_timeout;
         // A renewal without an answer delays the release by at most half of the timeout. A renewal never re-creates the lock.
-        let _guard = match self.try_begin_op(shared) {
-            Some(guard) => Some(guard),
-            None => {
+        let _guard = match self.operation.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(_) => {
                 let started = tokio::time::Instant::now();
-                let guard = tokio::time::timeout(timeout / 2, self.begin_op(shared)).await.ok();
+                let guard = tokio::time::timeout(timeout / 2, self.operation.lock()).await.ok();
                 timeout = timeout.saturating_sub(started.elapsed());
                 guard
             }

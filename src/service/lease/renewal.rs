@@ -8,9 +8,9 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::{EngineExt, RESERVATION, Renewed};
 use crate::error::{EngineError, LockError};
-use crate::model::Ttl;
+use crate::model::{Key, Ttl};
 use crate::service::Shared;
-use crate::service::event::{EventKind, add};
+use crate::service::event::EventKind;
 
 /// Returns the timeout of one renewal: several retries fit into the rest of the lease.
 fn renewal_timeout(ttl: Ttl) -> Duration {
@@ -33,7 +33,7 @@ pub(super) const GONE: &str = "the store no longer has it: it expired, or was de
 impl Lease {
     /// Declares the lease lost if its deadline has passed. Returns the timeout of its renewal if it is to be renewed now; the
     /// deadline is then its next event.
-    pub(in crate::service) fn renewal_due(&self, shared: &Arc<Shared>, now: Moment) -> Option<Duration> {
+    pub(in crate::service) fn renewal_due(self: &Arc<Self>, shared: &Arc<Shared>, now: Moment) -> Option<Duration> {
         let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Held) {
             return None;
@@ -67,7 +67,7 @@ impl Lease {
 
     /// Applies the answer to a renewal that was sent at `sent`.
     pub(super) fn apply_renewal(
-        &self,
+        self: &Arc<Self>,
         shared: &Arc<Shared>,
         answer: Result<Renewed, EngineError>,
         sent: Moment,
@@ -94,7 +94,7 @@ impl Lease {
                 let completes_grant = std::mem::take(&mut state.is_short);
                 drop(state);
                 if !completes_grant {
-                    add(&shared.counters.renewed);
+                    shared.counters.lock().renewed += 1;
                     shared.emit(|| self.event(EventKind::Renewed, None, None));
                 }
             }
@@ -127,7 +127,7 @@ impl Lease {
     /// fails before the lease ends.
     pub(in crate::service) async fn extend(self: &Arc<Self>, shared: &Arc<Shared>, ttl: Ttl) -> Result<(), LockError> {
         let started = tokio::time::Instant::now();
-        let Ok(_guard) = tokio::time::timeout(shared.store_timeout, self.begin_op(shared)).await else {
+        let Ok(_guard) = tokio::time::timeout(shared.store_timeout, self.operation.lock()).await else {
             let error = shared.engine.no_answer("renew", shared.store_timeout);
             return Err(self.extension_failed(shared, LockError::store(error)));
         };
@@ -201,7 +201,7 @@ impl Lease {
     }
 
     /// Converts the error of a failed extension. If the lease has ended, it is lost: `LOCK_LOST`, with the error of the store as the cause.
-    fn extension_failed(&self, shared: &Arc<Shared>, error: LockError) -> LockError {
+    fn extension_failed(self: &Arc<Self>, shared: &Arc<Shared>, error: LockError) -> LockError {
         let mut state = self.state.lock();
         if !state.deadline.is_past() {
             return match &state.phase {
@@ -214,6 +214,26 @@ impl Lease {
         drop(state);
         self.lose(shared, loss.clone());
         loss
+    }
+
+    /// Moves the clock of this lease forward: all of its moments become earlier by `by`.
+    pub(in crate::service) fn advance(&self, by: Duration) {
+        let mut state = self.state.lock();
+        state.acquired_at = state.acquired_at - by;
+        state.deadline = state.deadline - by;
+        state.max_hold_until = state.max_hold_until.map(|end| end - by);
+        state.min_hold_until = state.min_hold_until.map(|end| end - by);
+        if let Some(window) = &mut state.renewal {
+            window.opens = window.opens - by;
+            window.due = window.due - by;
+        }
+    }
+
+    /// Declares the lease lost if it has this name, as after a renewal that did not find the name in the store.
+    pub(in crate::service) fn lose_name(self: &Arc<Self>, shared: &Arc<Shared>, name: &Key) {
+        if self.claim.keys().contains(name) {
+            self.lose(shared, self.lost(GONE));
+        }
     }
 }
 

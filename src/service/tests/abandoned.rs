@@ -182,7 +182,7 @@ async fn a_resumed_call_goes_before_the_waiters_that_came_after_it() {
     let lost = take(&locks, "n", options(1000, 0)).await;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
-    for (call, resumed) in [("later", None), ("resumed", Some(lost.arrival()))] {
+    for (call, resumed) in [("later", None), ("resumed", Some(lost.arrival))] {
         let (locks, served) = (locks.clone(), served.clone());
         let options = AcquireOptions {
             resumed,

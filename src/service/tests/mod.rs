@@ -61,6 +61,14 @@ fn options(ttl: u64, wait: u64) -> AcquireOptions {
     }
 }
 
+/// Returns the options of [`Locks::acquire_by_name`].
+fn of_gist(ttl: u64) -> AcquireOptions {
+    AcquireOptions {
+        renew: false,
+        ..options(ttl, 0)
+    }
+}
+
 async fn attempt(locks: &Locks, name: &str, options: AcquireOptions) -> Result<Outcome, LockError> {
     locks.acquire(key(name).into(), options, None).await
 }
@@ -106,7 +114,7 @@ fn code(result: Result<Outcome, LockError>) -> Code {
 async fn leases_are_acquired_and_released_by_name() {
     let (engine, locks) = service();
     let other = another(&engine);
-    let ttl = || options(1000, 0);
+    let ttl = || of_gist(1000);
     assert!(!locks.release_by_name(&key("n")).await.unwrap(), "never acquired");
     assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_some());
     assert!(
@@ -141,7 +149,7 @@ async fn one_time_names_leave_nothing_in_the_service() {
     for i in 0..100 {
         assert!(
             locks
-                .acquire_by_name(key(&format!("n{i}")), options(50, 0))
+                .acquire_by_name(key(&format!("n{i}")), of_gist(50))
                 .await
                 .unwrap()
                 .is_some()
@@ -163,7 +171,7 @@ async fn close_releases_and_ends_the_waits() {
     mine.on_loss(Box::new(move |loss| *sink.lock().unwrap() = Some(loss)));
     assert!(
         locks
-            .acquire_by_name(key("gist"), options(30_000, 0))
+            .acquire_by_name(key("gist"), of_gist(30_000))
             .await
             .unwrap()
             .is_some()
@@ -209,7 +217,7 @@ async fn close_in_the_middle_of_an_acquisition_leaves_nothing() {
                 let locks = locks.clone();
                 calls.push(tokio::spawn(async move {
                     match name {
-                        "gist" => locks.acquire_by_name(key(name), options(30_000, 0)).await.map(|_| ()),
+                        "gist" => locks.acquire_by_name(key(name), of_gist(30_000)).await.map(|_| ()),
                         _ => attempt(&locks, name, options(30_000, 60_000)).await.map(|_| ()),
                     }
                 }));

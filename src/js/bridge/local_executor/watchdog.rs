@@ -55,11 +55,6 @@ impl Watchdog {
 }
 
 impl LocalExecutor {
-    /// Whether there is work for this thread.
-    fn is_busy(&self, watched: &[Arc<dyn Socket>]) -> bool {
-        self.has_ready() || watched.iter().any(|socket| socket.is_busy())
-    }
-
     /// Starts the watchdog unless it is running.
     pub(super) fn watch(self: &Arc<Self>) {
         if !self.watchdog.is_running.swap(true, Relaxed) {
@@ -91,7 +86,7 @@ async fn watch(executor: Weak<LocalExecutor>) {
         let watched = watchdog.watched();
         if watched.is_empty() && !executor.has_ready() {
             watchdog.woken.notified().await;
-        } else if !executor.is_busy(&watched) {
+        } else if !executor.has_ready() && !watched.iter().any(|socket| socket.is_busy()) {
             let _ = tokio::time::timeout(LISTEN, watchdog.woken.notified()).await;
         }
         watchdog.is_asleep.store(false, SeqCst);

@@ -29,7 +29,7 @@ async fn a_longer_ttl_is_renewed_as_the_longest_lease() {
     assert!((36..=41).contains(&renewals), "{renewals}");
     assert!(locks.release(&lease).await.unwrap());
     let short = take(&locks, "n", options(900, 0)).await;
-    assert_eq!((short.ttl(), short.is_renewed()), (Ttl::clamped(ms(900)), true));
+    assert_eq!((short.ttl(), short.renew), (Ttl::clamped(ms(900)), true));
     assert!(short.remaining() <= ms(900));
 }
 
@@ -37,7 +37,7 @@ async fn a_longer_ttl_is_renewed_as_the_longest_lease() {
 async fn without_renewal_a_lease_ends_at_its_ttl() {
     let (engine, locks) = bounded_service();
     let lease = take(&locks, "n", not_renewed(12_000)).await;
-    assert!(!lease.is_renewed());
+    assert!(!lease.renew);
     tokio::time::sleep(ms(11_500)).await;
     assert!(lease.is_held() && engine.renewals.load(SeqCst) > 5);
     assert!(is_busy(&another(&engine), "n").await);
@@ -67,7 +67,7 @@ async fn an_extension_moves_the_end() {
         let lease = take(&locks, "n", not_renewed(ttl_ms)).await;
         tokio::time::sleep(ms(1000)).await;
         locks.extend(&lease, Ttl::clamped(ms(20_000))).await.unwrap();
-        assert_eq!((lease.ttl(), lease.is_renewed()), (Ttl::clamped(ms(20_000)), false));
+        assert_eq!((lease.ttl(), lease.renew), (Ttl::clamped(ms(20_000)), false));
         // It never shortens a lease.
         locks.extend(&lease, Ttl::clamped(ms(10))).await.unwrap();
         tokio::time::sleep(ms(19_500)).await;
