@@ -1,11 +1,9 @@
 //! One call on the connection, from sending to the reply.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 
-use super::liveness::Health;
 use super::{Connection, Link};
 use crate::clock::Moment;
 use crate::engine::redis::error::{Failure, at, spoils_connection};
@@ -19,18 +17,8 @@ pub(in super::super) type Attempt<'a> = Option<&'a (dyn Fn() + Sync)>;
 impl Link {
     /// Runs a script, with its text where the server does not know it (a first call, a restart, `SCRIPT FLUSH`).
     pub(in super::super) async fn run(self: &Arc<Self>, script: &Script, call: &Cmd) -> Result<Value, Failure> {
-        self.run_as(script, call, None).await
-    }
-
-    /// Runs a script. `attempt` marks an attempt to acquire.
-    pub(in super::super) async fn run_as(
-        self: &Arc<Self>,
-        script: &Script,
-        call: &Cmd,
-        attempt: Attempt<'_>,
-    ) -> Result<Value, Failure> {
         let connection = self.connection().await?;
-        self.run_on(&connection, script, call, false, attempt).await
+        self.run_on(&connection, script, call, false, None).await
     }
 
     /// Runs a script on this connection. With `asking`, the command directly follows the `ASKING` that a node requires while
@@ -89,11 +77,9 @@ impl Link {
         if let Some(first) = cmds.first_mut() {
             *first = script.with_source(first);
         }
-        let replies = async {
-            let _permit = admitted(connection, attempt).await?;
-            connection.wire.pipeline(&cmds).await
-        };
-        let replies = self.exchange(connection, replies).await?;
+        let replies = self
+            .exchange(connection, connection.wire.pipeline(&cmds, attempt))
+            .await?;
         let answers = replies.into_iter().map(|reply| Ok(reply.extract_error()?));
         Ok(answers.collect())
     }
@@ -112,18 +98,8 @@ impl Link {
         asking: bool,
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        let wire = &connection.wire;
-        match attempt {
-            _ if asking => {
-                let reply = async {
-                    let _permit = admitted(connection, attempt).await?;
-                    wire.call_asking(cmd).await
-                };
-                self.exchange(connection, Box::pin(reply)).await
-            }
-            None => self.exchange(connection, wire.call(cmd)).await,
-            Some(mark_sent) => self.exchange(connection, wire.attempt(cmd, mark_sent)).await,
-        }
+        self.exchange(connection, connection.wire.call(cmd, asking, attempt))
+            .await
     }
 
     /// Waits for a reply on a connection, and records its liveness.
@@ -134,16 +110,17 @@ impl Link {
         connection: &Arc<Connection>,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
-        let left = |is_lost| {
-            // Also where the connection is replaced: it lives on while other callers wait for late replies.
-            connection.wire.caller_left();
-            if is_lost {
-                self.lose(connection.generation);
-            }
+        let sent = Moment::now();
+        connection.health.sent(sent);
+        let mut waiting = Waiting {
+            link: self,
+            connection,
+            sent,
+            is_answered: false,
         };
-        let reply = Waiting::on(&connection.health, self.silence_limit(), left)
-            .until(reply)
-            .await;
+        let reply = reply.await;
+        waiting.is_answered = true;
+        drop(waiting);
         if reply.as_ref().is_err_and(spoils_connection) {
             self.lose(connection.generation);
         }
@@ -151,53 +128,25 @@ impl Link {
     }
 }
 
-/// Waits until an attempt may be sent on a connection, and marks it as sent. `None` for other commands.
-async fn admitted<'c>(
-    connection: &'c Connection,
-    attempt: Attempt<'_>,
-) -> RedisResult<Option<tokio::sync::SemaphorePermit<'c>>> {
-    let Some(mark_sent) = attempt else { return Ok(None) };
-    let permit = connection.wire.permit().await?;
-    mark_sent();
-    Ok(Some(permit))
-}
-
 /// A call that waits for its reply. If it is dropped without one, the connection may be replaced.
-struct Waiting<'a, F: Fn(bool)> {
-    health: &'a Health,
-    silence_limit: Duration,
-    /// Called when the caller is dropped without a reply; `true`: the connection should be replaced.
-    left: F,
+struct Waiting<'a> {
+    link: &'a Arc<Link>,
+    connection: &'a Connection,
     sent: Moment,
-    answered: bool,
+    is_answered: bool,
 }
 
-impl<'a, F: Fn(bool)> Waiting<'a, F> {
-    fn on(health: &'a Health, silence_limit: Duration, left: F) -> Self {
-        let sent = Moment::now();
-        health.sent(sent);
-        Waiting {
-            health,
-            silence_limit,
-            left,
-            sent,
-            answered: false,
-        }
-    }
-
-    async fn until<T>(mut self, reply: impl Future<Output = T>) -> T {
-        let reply = reply.await;
-        self.answered = true;
-        reply
-    }
-}
-
-impl<F: Fn(bool)> Drop for Waiting<'_, F> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.answered {
-            self.health.replied(Some(self.sent.elapsed()));
-        } else {
-            (self.left)(self.health.dropped(self.sent, self.silence_limit));
+        let health = &self.connection.health;
+        if self.is_answered {
+            return health.replied(Some(self.sent.elapsed()));
+        }
+        let is_lost = health.dropped(self.sent, self.link.silence_limit());
+        // Also where the connection is replaced: it lives on while other callers wait for late replies.
+        self.connection.wire.caller_left();
+        if is_lost {
+            self.link.lose(self.connection.generation);
         }
     }
 }
