@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::EngineExt;
 use crate::engine::entries::Record;
+use crate::engine::zookeeper::nodes::is_done;
 
 /// Creates the node of a kept entry as the first one of `n`, as a process that has ended has left it.
 async fn left(engine: &Opened, data: &[u8]) {
@@ -18,10 +19,10 @@ async fn left(engine: &Opened, data: &[u8]) {
     assert_eq!(parts.parts().unwrap().len(), 2);
 }
 
-/// Deletes the empty folder of `n`.
+/// Deletes the empty folder of `n`, unless the server has done that.
 async fn remove_folder(engine: &Opened) {
     let delete = Request::delete(&engine.store.layout.folder(&key("n")), -1);
-    engine.store.client.call(delete).await.unwrap();
+    is_done(engine.store.client.call(delete).await).unwrap();
 }
 
 fn record(ttl: u64) -> Record {
