@@ -11,7 +11,7 @@ use redis::{RedisError, RedisResult};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::state::{CHUNK, LONGEST, State};
-use super::{Push, Wire, resp};
+use super::{Push, Wire};
 use crate::engine::redis::error::{broken, is_forbidden, spoils_connection};
 
 /// The longest record of TLS, in bytes.
