@@ -79,7 +79,7 @@ impl Quorum {
 
     pub(super) async fn held_name(self: &Arc<Self>, name: &str) -> Result<Option<HeldName>> {
         let call = Arc::new(INSPECT.call(&self.layout, &WITHOUT_QUEUE, std::iter::once(name)));
-        let votes = self.request(self.node_timeout, |node| {
+        let mut votes = self.request(self.node_timeout, |node| {
             let (call, name) = (call.clone(), name.to_owned());
             async move { Row::read(&name, &node.link.run(&INSPECT, &call).await?) }
         });
@@ -94,13 +94,14 @@ impl Quorum {
             let alike = |row: &Option<Row>| rows.iter().filter(|other| identity(other) == identity(row)).count();
             (rows.len() >= enough && rows.iter().any(|row| alike(row) >= enough)).then_some(((), GRACE))
         };
-        let (_, answers) = votes.decide_with_grace(self.node_timeout, is_decided).await;
+        votes.decide_with_grace(self.node_timeout, is_decided).await;
+        let answers = &votes.answers;
         let rows: Vec<&Option<Row>> = answers
             .iter()
             .filter_map(|answer| answer.as_ref()?.as_ref().ok())
             .collect();
         if rows.len() < enough {
-            return Err(self.no_majority("inspect", &answers, self.node_timeout));
+            return Err(self.no_majority("inspect", answers, self.node_timeout));
         }
         let unknown = self.nodes.len() - rows.len();
         let nodes = self.nodes.len();
@@ -117,11 +118,12 @@ impl Quorum {
     }
 
     async fn held_names(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<HeldName>> {
-        let votes = self.request(UNLIMITED, |node| {
+        let mut votes = self.request(UNLIMITED, |node| {
             let (quorum, prefix) = (self.clone(), prefix.to_owned());
             async move { rows(&node, &quorum.layout, &prefix, page_timeout).await }
         });
-        let (_, answers) = votes.decide(UNLIMITED, |_| None::<()>).await;
+        votes.decide(UNLIMITED, |_| None::<()>).await;
+        let answers = &votes.answers;
         let mut names: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
         let mut known = 0;
         for found in answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok()) {
@@ -131,7 +133,7 @@ impl Quorum {
             }
         }
         if known < self.majority() {
-            return Err(self.no_majority("list", &answers, page_timeout));
+            return Err(self.no_majority("list", answers, page_timeout));
         }
         let nodes = self.nodes.len();
         let held = |rows: Vec<&Row>| majority_holder(rows.into_iter(), nodes - known, nodes);

@@ -10,14 +10,14 @@
 //!   that value, so that a late rollback never removes the vote of the next attempt by the same owner. A release is by owner
 //!   token, for all attempts of the owner.
 //! - **Nothing is left behind.** A request with a late or lost answer is tracked until the answer has arrived, or until the
-//!   request can not be in flight any more (`acquire/rollback.rs`, `request_lifetime.rs`). A bounded list for each node has
+//!   request can not be in flight any more (`acquire/round.rs`, `request_lifetime.rs`). A bounded list for each node has
 //!   the removals that the node did not confirm (`cleanup.rs`). A vote that is unsent when its attempt ends is never sent.
 //! - **Validity.** A node has at most a third of the ttl for its vote. So a grant, including the agreement on the fencing
 //!   token, takes two thirds at most and leaves time: ttl − elapsed − drift > 0. Below a ttl of 150 ms the shortest time that
 //!   a node has is longer than a third. The service always counts from before the first request, and rejects a grant that
 //!   has expired.
-//! - **No task per node.** Each answer is counted where it is read. A call has a task for a node without a connection, which opens
-//!   one. The answers of both are handled in the same functions (`acquire/round.rs`, `release.rs`).
+//! - **No task per node.** The requests of a call are polled with the call (`votes.rs`). Those that have no answer when the majority has decided
+//!   continue in one background task, with the same code.
 //! - **Attempts are limited** to [`ATTEMPTS`]. An attempt that ended without the answer of a majority keeps its permit until its last vote is
 //!   answered or the connection of that vote has ended. So calls that fail while nodes stall add no further votes.
 //! - **A renewal heals** nodes that lost the lock in a restart or were down when it was granted (`renew.rs`).
@@ -43,6 +43,7 @@ mod node;
 mod notify;
 mod release;
 mod renew;
+mod replies;
 mod request_lifetime;
 mod scripts;
 mod turns;
@@ -65,6 +66,7 @@ pub use config::QuorumConfig;
 use self::config::MIN_NODE_TIMEOUT;
 use self::node::Node;
 use self::request_lifetime::RequestLifetimes;
+use self::scripts::ROLLBACK;
 use self::turns::Turns;
 use self::votes::{Votes, majority};
 use super::error::{ENGINE, Failure};
@@ -128,28 +130,9 @@ impl QuorumEngine {
     /// Fails when no majority answers. Also fails when any node rejects the login or is older than Redis 6.2: this mistake
     /// would otherwise show when another node fails.
     pub async fn connect(config: QuorumConfig) -> Result<Arc<Self>> {
-        let layout = config.nodes[0].layout.clone();
-        let quorum = Arc::new(Quorum {
-            nodes: config.nodes.into_iter().map(|node| Arc::new(Node::new(node))).collect(),
-            layout,
-            node_timeout: config.node_timeout,
-            attempts: AttemptQueue::new(ATTEMPTS),
-            last_attempt: AtomicU64::new(0),
-            last_floor: AtomicU64::new(0),
-            lifetimes: RequestLifetimes::default(),
-            contended: Contended::default(),
-            turns: Turns::default(),
-            closing: CancellationToken::new(),
-            runtime: Handle::current(),
-            urgent: TaskTracker::new(),
-        });
-        let engine = Arc::new(QuorumEngine { quorum });
-        engine
-            .quorum
-            .handshake()
-            .await
-            .inspect_err(|_| engine.quorum.close_connections())?;
-        Ok(engine)
+        let quorum = Quorum::new(config);
+        quorum.handshake().await.inspect_err(|_| quorum.close_connections())?;
+        Ok(Arc::new(QuorumEngine { quorum }))
     }
 }
 
@@ -170,14 +153,33 @@ impl QuorumEngine {
 }
 
 impl Quorum {
+    /// Creates a quorum without connections. Needs a current runtime.
+    fn new(config: QuorumConfig) -> Arc<Self> {
+        Arc::new(Quorum {
+            layout: config.nodes[0].layout.clone(),
+            nodes: config.nodes.into_iter().map(|node| Arc::new(Node::new(node))).collect(),
+            node_timeout: config.node_timeout,
+            attempts: AttemptQueue::new(ATTEMPTS),
+            last_attempt: AtomicU64::new(0),
+            last_floor: AtomicU64::new(0),
+            lifetimes: RequestLifetimes::default(),
+            contended: Contended::default(),
+            turns: Turns::default(),
+            closing: CancellationToken::new(),
+            runtime: Handle::current(),
+            urgent: TaskTracker::new(),
+        })
+    }
+
     fn majority(&self) -> usize {
         majority(self.nodes.len())
     }
 
     /// Connects to every node. Waits for the slow ones, too, within the time that a node has for an answer.
     async fn handshake(self: &Arc<Self>) -> Result<()> {
-        let votes = self.request(self.node_timeout, |node| async move { node.handshake().await });
-        let (_, answers) = votes.decide(self.node_timeout, |_| None::<()>).await;
+        let mut votes = self.request(self.node_timeout, |node| async move { node.handshake().await });
+        votes.decide(self.node_timeout, |_| None::<()>).await;
+        let answers = &votes.answers;
         let rejection = answers.iter().find_map(|answer| match answer {
             Some(Err(failure)) if !failure.retryable() => Some(failure.clone()),
             _ => None,
@@ -186,13 +188,13 @@ impl Quorum {
             return Err(failure.during("connect"));
         }
         if answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count() < self.majority() {
-            return Err(self.no_majority("connect", &answers, self.node_timeout));
+            return Err(self.no_majority("connect", answers, self.node_timeout));
         }
         Ok(())
     }
 
-    /// Sends a request to every node at once. Each node has `limit` for its answer.
-    fn request<T, F>(self: &Arc<Self>, limit: Duration, call: impl Fn(Arc<Node>) -> F) -> Arc<Votes<T>>
+    /// Requests the answer of every node. Each of them has `limit` for it.
+    fn request<T, F>(self: &Arc<Self>, limit: Duration, call: impl Fn(Arc<Node>) -> F) -> Votes<T>
     where
         T: Send + 'static,
         F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
@@ -200,27 +202,22 @@ impl Quorum {
         self.request_from(0..self.nodes.len(), limit, call)
     }
 
-    /// Sends a request to these nodes at once. The answers are in the same order.
+    /// Requests the answers of these nodes, in this order.
     fn request_from<T, F>(
         self: &Arc<Self>,
-        nodes: impl ExactSizeIterator<Item = usize>,
+        nodes: impl Iterator<Item = usize>,
         limit: Duration,
         call: impl Fn(Arc<Node>) -> F,
-    ) -> Arc<Votes<T>>
+    ) -> Votes<T>
     where
         T: Send + 'static,
         F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
     {
-        let votes = Arc::new(Votes::new(nodes.len()));
-        for (position, index) in nodes.enumerate() {
-            let (answer, votes) = (call(self.nodes[index].clone()), votes.clone());
-            self.spawn(async move {
-                if let Ok(answer) = tokio::time::timeout(limit, answer).await {
-                    votes.cast(position, answer);
-                }
-            });
-        }
-        votes
+        let requests = nodes.map(|index| {
+            let answer = call(self.nodes[index].clone());
+            async move { tokio::time::timeout(limit, answer).await.ok() }
+        });
+        Votes::new(self, requests)
     }
 
     /// Spawns a task that continues without its caller until the engine is closed.
@@ -242,6 +239,11 @@ impl Quorum {
         let mut call = script.call(&self.layout, parts, claim.keys().iter().map(Key::as_str));
         call.arg(first);
         call
+    }
+
+    /// Returns the call that rolls back the vote with this value.
+    fn rollback_call(&self, claim: &Claim, value: &str) -> Cmd {
+        self.call(&ROLLBACK, &[Part::Lock, Part::Metadata], claim, value)
     }
 
     /// Returns the time that a node has for its vote for a lease with this ttl.
@@ -314,10 +316,7 @@ impl Engine for QuorumEngine {
     }
 
     async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
-        match claims {
-            [claim] => answer(0, self.quorum.release(claim, keep).await),
-            _ => self.quorum.release_all(claims, keep, answer).await,
-        }
+        answer_each(claims.iter().map(|claim| self.quorum.release(claim, keep)), answer).await;
     }
 
     async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {

@@ -1,7 +1,7 @@
 //! One node of the quorum: its connection, its clock, and the answers of its scripts.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -23,8 +23,6 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
     pub(super) cleanup: Cleanup,
-    /// The connection of the last attempt by script that had a task of its own. Zero: there was none.
-    last_attempt_on: AtomicU64,
     clock: Mutex<Option<Clock>>,
     /// Whether the node refused the last release or vote by script: no plain commands acquire a vote that it could not release.
     refuses_scripts: AtomicBool,
@@ -102,7 +100,6 @@ impl Node {
             address: config.address().into(),
             link: Link::new(config),
             cleanup: Cleanup::default(),
-            last_attempt_on: AtomicU64::new(0),
             clock: Mutex::new(None),
             refuses_scripts: AtomicBool::new(false),
             silent_since: Mutex::new(None),
@@ -194,11 +191,6 @@ impl Node {
     fn clock_offset(&self) -> Option<i64> {
         let clock = *self.clock.lock();
         clock.map(|clock| clock.offset)
-    }
-
-    /// Returns whether an attempt is the first one with a task on the connection with this number, and notes it.
-    pub(super) fn is_first_attempt_on(&self, connection: u64) -> bool {
-        self.last_attempt_on.swap(connection, Relaxed) != connection
     }
 
     /// Parses an answer of `acquire.lua` to a claim of `names` names.

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::Quorum;
 use super::node::Node;
 use super::votes::{Answer, Votes};
 use crate::backoff::Backoff;
-use crate::engine::redis::connection::pubsub::RedisSubscription;
+use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::FREE_CHANNEL;
 use crate::engine::{Result, Subscription};
 use crate::model::Key;
@@ -43,110 +42,90 @@ impl Quorum {
     /// Fails when no majority confirms in time.
     pub(super) async fn subscribe(self: &Arc<Self>, key: &Key) -> Result<QuorumSubscription> {
         let channel = self.channel(key);
-        let notifications = Arc::new(Notifications::default());
-        let votes = Arc::new(Votes::new(self.nodes.len()));
+        let (notify, notifications) = mpsc::channel(self.nodes.len());
         let mut tasks = JoinSet::new();
-        for (index, node) in self.nodes.iter().enumerate() {
-            let (node, channel) = (node.clone(), channel.clone());
-            tasks.spawn(forward(node, index, channel, notifications.clone(), votes.clone()));
-        }
+        let outcomes = self.nodes.iter().enumerate().map(|(index, node)| {
+            let (sender, outcome) = oneshot::channel();
+            tasks.spawn(forward(node.clone(), index, channel.clone(), notify.clone(), sender));
+            async move { outcome.await.ok() }
+        });
+        let mut votes = Votes::new(self, outcomes);
         let enough = self.majority();
         let confirmed = |answers: &[Answer<()>]| answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count();
         let decided = |answers: &[Answer<()>]| (confirmed(answers) >= enough).then_some(());
         match votes.decide(self.node_timeout, decided).await {
-            (Some(()), _) => Ok(QuorumSubscription {
+            Some(()) => Ok(QuorumSubscription {
                 notifications,
+                nodes: Vec::new(),
                 enough,
                 _tasks: tasks,
             }),
-            (None, answers) => Err(self.no_majority("subscribe", &answers, self.node_timeout)),
+            None => Err(self.no_majority("subscribe", &votes.answers, self.node_timeout)),
         }
     }
 }
 
-/// The nodes with a message that was not passed on yet.
-#[derive(Default)]
-struct Notifications {
-    nodes: Mutex<Vec<usize>>,
-    added: Notify,
-}
-
-impl Notifications {
-    fn add(&self, node: usize) {
-        let mut nodes = self.nodes.lock();
-        if !nodes.contains(&node) {
-            nodes.push(node);
-        }
-        drop(nodes);
-        self.added.notify_one();
-    }
-
-    /// Clears them if there are at least `least`. Returns whether there were.
-    fn take(&self, least: usize) -> bool {
-        let mut nodes = self.nodes.lock();
-        let enough = nodes.len() >= least;
-        if enough {
-            nodes.clear();
-        }
-        enough
-    }
-
-    fn is_empty(&self) -> bool {
-        self.nodes.lock().is_empty()
-    }
-}
-
-/// Subscribes on one node, and forwards its messages until the subscription is dropped.
+/// Subscribes on one node, and forwards its messages until the subscription is dropped. `outcome`: receives that of the first attempt.
 async fn forward(
     node: Arc<Node>,
     index: usize,
     channel: String,
-    notifications: Arc<Notifications>,
-    votes: Arc<Votes<()>>,
+    notifications: mpsc::Sender<usize>,
+    outcome: oneshot::Sender<std::result::Result<(), Failure>>,
 ) {
     let mut backoff = BACKOFF;
-    let mut missed = false;
-    let mut subscription: RedisSubscription = loop {
+    let mut outcome = Some(outcome);
+    let mut report = |subscribed| outcome.take().is_some_and(|outcome| outcome.send(subscribed).is_ok());
+    let mut subscription = loop {
         match node.link.subscribe(channel.clone(), None).await {
             Ok(subscription) => break subscription,
-            Err(failure) => {
-                votes.cast(index, Err(failure));
-                missed = true;
-            }
+            Err(failure) => _ = report(Err(failure)),
         }
         tokio::time::sleep(backoff.delay()).await;
     };
-    votes.cast(index, Ok(()));
-    if missed {
+    if !report(Ok(())) {
         // Messages before the subscription were lost.
-        notifications.add(index);
+        let _ = notifications.try_send(index);
     }
     loop {
         subscription.changed().await;
-        notifications.add(index);
+        // A full channel wakes the waiter anyway.
+        let _ = notifications.try_send(index);
     }
 }
 
 /// A subscription to one name on all nodes.
 pub(super) struct QuorumSubscription {
-    notifications: Arc<Notifications>,
+    /// The nodes that have sent messages.
+    notifications: mpsc::Receiver<usize>,
+    /// Those of them that were received and not passed on yet.
+    nodes: Vec<usize>,
     enough: usize,
     /// Aborted when it is dropped.
     _tasks: JoinSet<()>,
 }
 
+impl QuorumSubscription {
+    /// Receives messages until this number of nodes has sent one.
+    async fn receive(&mut self, enough: usize) {
+        while self.nodes.len() < enough {
+            // The senders live in the tasks: they are not dropped before.
+            let Some(node) = self.notifications.recv().await else {
+                return;
+            };
+            if !self.nodes.contains(&node) {
+                self.nodes.push(node);
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl Subscription for QuorumSubscription {
     async fn changed(&mut self) {
-        while self.notifications.is_empty() {
-            self.notifications.added.notified().await;
-        }
-        let _ = tokio::time::timeout(GRACE, async {
-            while !self.notifications.take(self.enough) {
-                self.notifications.added.notified().await;
-            }
-        })
-        .await;
-        self.notifications.take(0);
+        self.receive(1).await;
+        let _ = tokio::time::timeout(GRACE, self.receive(self.enough)).await;
+        self.nodes.clear();
+        while self.notifications.try_recv().is_ok() {}
     }
 }

@@ -43,7 +43,7 @@ impl Quorum {
         call.arg(ttl.as_millis()).arg(ttl.as_millis() + RECORD_KEPT_MS);
         let call = Arc::new(call);
         let extended = CancellationToken::new();
-        let votes = self.request(limit, |node| {
+        let mut votes = self.request(limit, |node| {
             let (quorum, claim, call, extended) = (self.clone(), claim.clone(), call.clone(), extended.clone());
             async move {
                 let answer = node.renewal(&call).await;
@@ -59,14 +59,13 @@ impl Quorum {
             }
         });
         let decided = |answers: &[Answer<Renewal>]| Count::of(answers, |answer| *answer == Renewal::Extended).verdict();
-        let (verdict, answers) = votes.decide(limit, decided).await;
-        match verdict {
+        match votes.decide(limit, decided).await {
             Some(true) => {
                 extended.cancel();
                 Ok(Renewed::Extended)
             }
             Some(false) => Ok(Renewed::Lost),
-            None => Err(self.no_majority("renew", &answers, limit)),
+            None => Err(self.no_majority("renew", &votes.answers, limit)),
         }
     }
 
@@ -87,7 +86,7 @@ impl Quorum {
         let mut demanding = call.clone();
         demanding.arg("with-records");
         let calls = Arc::new((demanding, call));
-        let votes = self.request(limit, move |node| {
+        let mut votes = self.request(limit, move |node| {
             let calls = calls.clone();
             async move {
                 // The process of the grant may write the record a moment later.
@@ -100,17 +99,15 @@ impl Quorum {
                 Ok(node.number(&TRANSFER, &calls.1).await? == 1)
             }
         });
-        let (verdict, answers) = votes
-            .decide(limit, |answers| Count::of(answers, |done| *done).verdict())
-            .await;
-        match verdict {
+        let decided = |answers: &[Answer<bool>]| Count::of(answers, |done| *done).verdict();
+        match votes.decide(limit, decided).await {
             Some(true) => {
                 // Requests of the old owner that are in flight must have no effect.
-                self.lifetimes.end(&claim.owner);
+                self.lifetimes.end(&claim.owner, false);
                 Ok(Renewed::Extended)
             }
             Some(false) => {
-                if answers.iter().any(|answer| !matches!(answer, Some(Ok(false)))) {
+                if votes.answers.iter().any(|answer| !matches!(answer, Some(Ok(false)))) {
                     let mut transferred = claim.clone();
                     transferred.owner = to.clone();
                     // After a failure the rest expires. It does not change the answer.
@@ -118,7 +115,7 @@ impl Quorum {
                 }
                 Ok(Renewed::Lost)
             }
-            None => Err(self.no_majority("transfer", &answers, limit)),
+            None => Err(self.no_majority("transfer", &votes.answers, limit)),
         }
     }
 }
