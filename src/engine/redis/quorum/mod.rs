@@ -10,7 +10,7 @@
 //!   that value, so that a late rollback never removes the vote of the next attempt by the same owner. A release is by owner
 //!   token, for all attempts of the owner.
 //! - **Nothing is left behind.** A request with a late or lost answer is tracked until the answer has arrived, or until the
-//!   request can not be in flight any more (`acquire/round.rs`, `request_lifetime.rs`). A bounded list for each node has
+//!   request can not be in flight any more (`acquire/round.rs`, `acquire/request_lifetime.rs`). A bounded list for each node has
 //!   the removals that the node did not confirm (`cleanup.rs`). A vote that is unsent when its attempt ends is never sent.
 //! - **Validity.** A node has at most a third of the ttl for its vote. So a grant, including the agreement on the fencing
 //!   token, takes two thirds at most and leaves time: ttl − elapsed − drift > 0. Below a ttl of 150 ms the shortest time that
@@ -43,16 +43,16 @@ mod node;
 mod notify;
 mod release;
 mod renew;
-mod replies;
-mod request_lifetime;
 mod scripts;
+#[cfg(test)]
+mod tests;
 mod turns;
 mod votes;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
@@ -63,9 +63,9 @@ use tokio_util::task::TaskTracker;
 
 pub use config::QuorumConfig;
 
+use self::acquire::request_lifetime::RequestLifetimes;
 use self::config::MIN_NODE_TIMEOUT;
-use self::node::Node;
-use self::request_lifetime::RequestLifetimes;
+use self::node::{Node, common_time};
 use self::scripts::ROLLBACK;
 use self::turns::Turns;
 use self::votes::{Votes, majority};
@@ -100,7 +100,6 @@ struct Quorum {
     node_timeout: Duration,
     attempts: Arc<AttemptQueue>,
     last_attempt: AtomicU64,
-    last_floor: AtomicU64,
     lifetimes: RequestLifetimes,
     contended: Contended,
     turns: Turns,
@@ -136,22 +135,6 @@ impl QuorumEngine {
     }
 }
 
-#[cfg(test)]
-impl QuorumEngine {
-    /// Returns the number of entries on the clean-up list of a node.
-    pub(super) fn cleanup_len(&self, node: usize) -> usize {
-        self.quorum.nodes[node].cleanup.len()
-    }
-
-    /// Closes the connection to a node, so that its next call needs a new one.
-    pub(super) async fn disconnect(&self, node: usize) {
-        let link = &self.quorum.nodes[node].link;
-        if let Some(connection) = link.existing().await {
-            link.lose(connection.generation);
-        }
-    }
-}
-
 impl Quorum {
     /// Creates a quorum without connections. Needs a current runtime.
     fn new(config: QuorumConfig) -> Arc<Self> {
@@ -161,7 +144,6 @@ impl Quorum {
             node_timeout: config.node_timeout,
             attempts: AttemptQueue::new(ATTEMPTS),
             last_attempt: AtomicU64::new(0),
-            last_floor: AtomicU64::new(0),
             lifetimes: RequestLifetimes::default(),
             contended: Contended::default(),
             turns: Turns::default(),
@@ -251,20 +233,15 @@ impl Quorum {
         self.node_timeout.min((ttl.duration() / 3).max(MIN_NODE_TIMEOUT))
     }
 
-    /// Returns the number of the next attempt, larger than every earlier one of this process: the wall clock in µs, or the
-    /// last number + 1. (Other processes never make attempts of the same owner.)
+    /// Returns the number of the next attempt, larger than every earlier one of this process: the time by the clocks of the nodes in µs, or
+    /// the last number + 1. (Other processes never make attempts of the same owner.) It is the floor of the attempt's fencing token, too.
     fn next_attempt(&self) -> u64 {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_micros() as u64;
-        next(&self.last_attempt, now)
-    }
-
-    /// Returns the floor of the next attempt's fencing token: the given time, but larger than every earlier floor of this
-    /// process, so that no two attempts have the same. Returns 0 if the time is not known.
-    fn next_floor(&self, time: u64) -> u64 {
-        if time == 0 { 0 } else { next(&self.last_floor, time) }
+        let now = common_time(&self.nodes);
+        let after = |last: u64| Some(now.max(last + 1));
+        let last = self
+            .last_attempt
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
+        now.max(last.unwrap_or_default() + 1)
     }
 
     /// Sends the records of grants that were not sent yet. The nodes store them before they execute later requests.
@@ -283,13 +260,6 @@ impl Quorum {
             node.link.close();
         }
     }
-}
-
-/// Returns the next of growing numbers, at least `least`.
-fn next(last: &AtomicU64, least: u64) -> u64 {
-    let after = |last: u64| Some(least.max(last + 1));
-    let before = last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
-    least.max(before.unwrap_or_default() + 1)
 }
 
 #[async_trait]

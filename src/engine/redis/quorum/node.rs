@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use redis::{Cmd, Value};
 
 use super::cleanup::Cleanup;
-use super::scripts::RENEW;
 use crate::clock::Moment;
 use crate::engine::redis::config::RedisConfig;
 use crate::engine::redis::connection::Link;
@@ -83,15 +82,6 @@ pub(super) struct Busy {
     pub(super) value: Vec<u8>,
     /// For how long it has been held, if the holder is a holdfast quorum client.
     pub(super) age: Option<Duration>,
-}
-
-/// A node's answer to a renewal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Renewal {
-    Extended,
-    Lost,
-    /// The node does not have the lease, although no client released it.
-    Missing,
 }
 
 impl Node {
@@ -227,15 +217,6 @@ impl Node {
         }
     }
 
-    pub(super) async fn renewal(&self, call: &Cmd) -> Result<Renewal, Failure> {
-        match self.number(&RENEW, call).await? {
-            0 => Ok(Renewal::Lost),
-            1 => Ok(Renewal::Extended),
-            2 => Ok(Renewal::Missing),
-            _ => Err(Failure::Unexpected("quorum/renew.lua")),
-        }
-    }
-
     /// Runs a script. Allocates the exchange only when there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
         let connection = self.link.connection().await?;
@@ -266,8 +247,8 @@ fn local_micros() -> i64 {
 
 /// Returns the time by the clocks of the nodes, in µs since 1970: the median of the known ones, so that a minority of wrong
 /// clocks has no effect. Of an even number it is the lower median. Returns 0 if no clock is known.
-pub(super) fn common_time<'n>(nodes: impl Iterator<Item = &'n Node>) -> u64 {
-    let mut offsets: Vec<i64> = nodes.filter_map(Node::clock_offset).collect();
+pub(super) fn common_time(nodes: &[Arc<Node>]) -> u64 {
+    let mut offsets: Vec<i64> = nodes.iter().filter_map(|node| node.clock_offset()).collect();
     offsets.sort_unstable();
     let median = offsets.get(offsets.len().saturating_sub(1) / 2);
     median.map_or(0, |offset| u64::try_from(local_micros() + offset).unwrap_or(0))

@@ -4,14 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use futures_util::future::select_all;
 
 use super::Quorum;
-use super::node::Node;
 use super::votes::{Answer, Votes};
-use crate::backoff::Backoff;
-use crate::engine::redis::error::Failure;
+use crate::engine::redis::connection::pubsub::RedisSubscription;
 use crate::engine::redis::keys::FREE_CHANNEL;
 use crate::engine::{Result, Subscription};
 use crate::model::Key;
@@ -19,9 +16,6 @@ use crate::model::Key;
 /// The time after the first message of a release in which a majority may send theirs, because a release reaches the nodes one
 /// after the other. An immediate attempt would find the other nodes busy.
 const GRACE: Duration = Duration::from_millis(5);
-/// The delays between the attempts to subscribe on a node that is down: on average 100 ms at first and 3 s in the end. The
-/// jitter spreads the clients of a node that restarts.
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(150), Duration::from_millis(4500)).with_jitter(2.0 / 3.0);
 
 impl Quorum {
     /// Returns the channel of a name.
@@ -42,79 +36,47 @@ impl Quorum {
     /// Fails when no majority confirms in time.
     pub(super) async fn subscribe(self: &Arc<Self>, key: &Key) -> Result<QuorumSubscription> {
         let channel = self.channel(key);
-        let (notify, notifications) = mpsc::channel(self.nodes.len());
-        let mut tasks = JoinSet::new();
-        let outcomes = self.nodes.iter().enumerate().map(|(index, node)| {
-            let (sender, outcome) = oneshot::channel();
-            tasks.spawn(forward(node.clone(), index, channel.clone(), notify.clone(), sender));
-            async move { outcome.await.ok() }
+        let subscriptions: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|node| node.link.enrol(channel.clone(), None))
+            .collect();
+        let confirmations = subscriptions.iter().map(|subscription| {
+            let confirmed = subscription.confirmation();
+            async move { Some(confirmed.await) }
         });
-        let mut votes = Votes::new(self, outcomes);
+        let mut votes = Votes::new(self, confirmations);
         let enough = self.majority();
         let confirmed = |answers: &[Answer<()>]| answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count();
         let decided = |answers: &[Answer<()>]| (confirmed(answers) >= enough).then_some(());
         match votes.decide(self.node_timeout, decided).await {
             Some(()) => Ok(QuorumSubscription {
-                notifications,
-                nodes: Vec::new(),
+                subscriptions,
+                notified: Vec::new(),
                 enough,
-                _tasks: tasks,
             }),
             None => Err(self.no_majority("subscribe", &votes.answers, self.node_timeout)),
         }
     }
 }
 
-/// Subscribes on one node, and forwards its messages until the subscription is dropped. `outcome`: receives that of the first attempt.
-async fn forward(
-    node: Arc<Node>,
-    index: usize,
-    channel: String,
-    notifications: mpsc::Sender<usize>,
-    outcome: oneshot::Sender<std::result::Result<(), Failure>>,
-) {
-    let mut backoff = BACKOFF;
-    let mut outcome = Some(outcome);
-    let mut report = |subscribed| outcome.take().is_some_and(|outcome| outcome.send(subscribed).is_ok());
-    let mut subscription = loop {
-        match node.link.subscribe(channel.clone(), None).await {
-            Ok(subscription) => break subscription,
-            Err(failure) => _ = report(Err(failure)),
-        }
-        tokio::time::sleep(backoff.delay()).await;
-    };
-    if !report(Ok(())) {
-        // Messages before the subscription were lost.
-        let _ = notifications.try_send(index);
-    }
-    loop {
-        subscription.changed().await;
-        // A full channel wakes the waiter anyway.
-        let _ = notifications.try_send(index);
-    }
-}
-
 /// A subscription to one name on all nodes.
 pub(super) struct QuorumSubscription {
-    /// The nodes that have sent messages.
-    notifications: mpsc::Receiver<usize>,
-    /// Those of them that were received and not passed on yet.
-    nodes: Vec<usize>,
+    /// That of each node. The node's link restores it after an outage, and notifies it then.
+    subscriptions: Vec<RedisSubscription>,
+    /// The nodes with a message that was not passed on yet.
+    notified: Vec<usize>,
     enough: usize,
-    /// Aborted when it is dropped.
-    _tasks: JoinSet<()>,
 }
 
 impl QuorumSubscription {
     /// Receives messages until this number of nodes has sent one.
     async fn receive(&mut self, enough: usize) {
-        while self.nodes.len() < enough {
-            // The senders live in the tasks: they are not dropped before.
-            let Some(node) = self.notifications.recv().await else {
-                return;
-            };
-            if !self.nodes.contains(&node) {
-                self.nodes.push(node);
+        while self.notified.len() < enough {
+            let messages = self.subscriptions.iter_mut().map(|subscription| subscription.changed());
+            let ((), node, _) = select_all(messages).await;
+            if !self.notified.contains(&node) {
+                self.notified.push(node);
             }
         }
     }
@@ -125,7 +87,9 @@ impl Subscription for QuorumSubscription {
     async fn changed(&mut self) {
         self.receive(1).await;
         let _ = tokio::time::timeout(GRACE, self.receive(self.enough)).await;
-        self.nodes.clear();
-        while self.notifications.try_recv().is_ok() {}
+        self.notified.clear();
+        self.subscriptions
+            .iter_mut()
+            .for_each(RedisSubscription::forget_messages);
     }
 }

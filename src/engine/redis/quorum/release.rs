@@ -6,11 +6,12 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::acquire::replies;
 use super::cleanup::Remains;
 use super::node::{Node, number};
 use super::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY};
 use super::votes::{Answer, Count, Votes};
-use super::{PARTS, Quorum, replies};
+use super::{PARTS, Quorum};
 use crate::clock::Moment;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FREE_CHANNEL, Part};
@@ -157,7 +158,7 @@ impl Release {
             if !matches!(answer, Some(Ok(_))) {
                 let until = self.until;
                 self.quorum
-                    .clean_up(index, &self.claim, Remains::Lease { until }, false);
+                    .clean_up(index, &self.claim, Remains::Lease { until });
             }
             answer
         }

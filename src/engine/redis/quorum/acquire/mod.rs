@@ -1,5 +1,7 @@
 //! An attempt to acquire: one round of votes, and the agreement on the fencing token.
 
+pub(super) mod replies;
+pub(super) mod request_lifetime;
 mod round;
 
 use std::cmp::Reverse;

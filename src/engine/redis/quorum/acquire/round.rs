@@ -23,12 +23,12 @@ use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::super::cleanup::Remains;
-use super::super::node::{Vote, common_time, may_still_execute};
-use super::super::replies::{self, Replies};
-use super::super::request_lifetime::RequestLifetime;
+use super::super::node::{Vote, may_still_execute};
 use super::super::scripts::{ACQUIRE, ROLLBACK};
 use super::super::votes::{Answer, Votes};
 use super::super::{Quorum, VOTED};
+use super::replies::{self, Replies};
+use super::request_lifetime::RequestLifetime;
 use crate::engine::attempt_queue::Permit;
 use crate::engine::redis::connection::records::Record;
 use crate::engine::redis::connection::{Connection, LATE_REPLY};
@@ -43,13 +43,11 @@ const LAST_REPLY: usize = 3;
 pub(super) struct Round {
     quorum: Arc<Quorum>,
     pub(super) claim: Claim,
-    /// The number of the attempt.
+    /// The number of the attempt: the estimate of the nodes' clocks, in µs, and the floor of the fencing token.
     number: u64,
     /// The value of the lock keys on the nodes that gave their votes.
     pub(super) value: String,
     lifetime: Arc<RequestLifetime>,
-    /// The estimate of the nodes' clocks, in µs.
-    floor: u64,
     /// The requests, node by node.
     requests: Box<[Request]>,
     /// Set when the round is abandoned: the attempt stays counted, and a close waits, until its last vote is answered or its
@@ -69,7 +67,6 @@ impl Round {
     /// Requests the vote of every node.
     pub(super) fn begin(quorum: &Arc<Quorum>, claim: &Claim) -> (Arc<Self>, Votes<Vote>) {
         let number = quorum.next_attempt();
-        let floor = quorum.next_floor(common_time(quorum.nodes.iter().map(|node| &**node)));
         let is_first = !claim.was_sent();
         let may_be_plain =
             is_first && claim.keys().len() == 1 && claim.metadata.is_none() && !quorum.contended.is(&claim.keys()[0]);
@@ -84,7 +81,7 @@ impl Round {
                 is_plain: may_be_plain
                     && connection.as_ref().is_some_and(|connection| connection.wire.is_plain())
                     && !node.refuses_scripts()
-                    && node.is_probably_current(floor),
+                    && node.is_probably_current(number),
                 connection,
             }
         });
@@ -93,7 +90,6 @@ impl Round {
             value: format!("{}.{number}", claim.owner.as_str()),
             number,
             lifetime: quorum.lifetimes.begin(&claim.owner),
-            floor,
             requests: requests.collect(),
             claim: claim.clone(),
             kept: OnceLock::new(),
@@ -109,7 +105,7 @@ impl Round {
             replies::send(Some(self.lifetime.clone()), |sink| {
                 let wire = &connection.wire;
                 match self.requests[index].is_plain {
-                    true => wire.vote(sink, LAST_REPLY, &self.claim, &self.value, self.floor),
+                    true => wire.vote(sink, LAST_REPLY, &self.claim, &self.value, self.number),
                     false => wire.call_to_sink(sink, 0, &self.call()),
                 }
             })
@@ -121,18 +117,18 @@ impl Round {
                     return None;
                 }
                 if let Some(vote) = self.read(index, replies) {
-                    self.vote_arrived(index, true, &vote);
+                    self.vote_arrived(index, true, &vote).await;
                     return Some(vote);
                 }
             }
             if self.lifetime.has_ended() {
                 if self.requests[index].is_plain {
-                    self.roll_back_late_vote(index, true);
+                    self.roll_back_late_vote(index, true).await;
                 }
                 return None;
             }
             let vote = Box::pin(self.vote_by_script(index)).await?;
-            self.vote_arrived(index, false, &vote);
+            self.vote_arrived(index, false, &vote).await;
             Some(vote)
         }
     }
@@ -150,7 +146,7 @@ impl Round {
         call.arg(self.number)
             .arg(ttl)
             .arg(ttl + RECORD_KEPT_MS)
-            .arg(self.floor)
+            .arg(self.number)
             .arg(claim.process.pid)
             .arg(&claim.process.host);
         if let Some(metadata) = &claim.metadata {
@@ -174,10 +170,10 @@ impl Round {
             Ok(time),
             Ok(Value::BulkString(value)),
         ] = &replies[..]
-            && self.quorum.nodes[index].is_current(time, self.floor)
+            && self.quorum.nodes[index].is_current(time, self.number)
             && value == self.value.as_bytes()
         {
-            let (fence, already) = (self.floor, false);
+            let (fence, already) = (self.number, false);
             return Some(Ok(Vote::Granted { fence, already }));
         }
         let mut errors = replies.iter().filter_map(|reply| reply.as_ref().err());
@@ -223,7 +219,7 @@ impl Round {
             biased;
             () = has_ended => {
                 if is_sent.load(Relaxed) {
-                    self.roll_back_later(index, true);
+                    self.roll_back_later(index);
                 }
                 None
             }
@@ -235,20 +231,20 @@ impl Round {
 
     /// Rolls a vote back if it arrives after the end of the request lifetime, or if the node may execute the request without an
     /// answer. `is_in_order`: a release on the same connection comes after it.
-    fn vote_arrived(self: &Arc<Self>, index: usize, is_in_order: bool, vote: &Result<Vote, Failure>) {
+    async fn vote_arrived(self: &Arc<Self>, index: usize, is_in_order: bool, vote: &Result<Vote, Failure>) {
         if vote.is_ok() {
             self.quorum.nodes[index].answered();
         }
         if matches!(vote, Err(failure) if may_still_execute(failure)) {
-            self.roll_back_later(index, true);
+            self.roll_back_later(index);
         } else if self.lifetime.has_ended() && self.may_hold_vote(index, vote) {
-            self.roll_back_late_vote(index, is_in_order);
+            self.roll_back_late_vote(index, is_in_order).await;
         }
     }
 
     /// Rolls back a late vote, unless the release was sent behind it. The connection of the vote is still the current one then: so it was
     /// at the release.
-    fn roll_back_late_vote(self: &Arc<Self>, index: usize, is_in_order: bool) {
+    async fn roll_back_late_vote(self: &Arc<Self>, index: usize, is_in_order: bool) {
         let is_current = || {
             let connections = (
                 &self.requests[index].connection,
@@ -257,7 +253,7 @@ impl Round {
             matches!(connections, (Some(ours), Some(current)) if ours.generation == current.generation)
         };
         if !(is_in_order && self.lifetime.is_released() && is_current()) {
-            self.roll_back_later(index, false);
+            self.clone().roll_back(index).await;
         }
     }
 
@@ -278,7 +274,7 @@ impl Round {
             node.link.record_later(Record {
                 claim: self.claim.clone(),
                 fence,
-                attempt: Some((self.number, self.floor / 1000)),
+                attempt: Some(self.number),
             });
         }
     }
@@ -302,29 +298,29 @@ impl Round {
                 _ => {}
             }
         }
-        let call = Arc::new(self.quorum.rollback_call(&self.claim, &self.value));
         Votes::new(
             &self.quorum,
-            voted
-                .into_iter()
-                .map(|index| self.clone().roll_back(index, call.clone())),
+            voted.into_iter().map(|index| self.clone().roll_back(index)),
         )
     }
 
-    async fn roll_back(self: Arc<Self>, index: usize, call: Arc<Cmd>) -> Answer<()> {
+    /// Rolls a vote back. A close waits for the first attempt.
+    async fn roll_back(self: Arc<Self>, index: usize) -> Answer<()> {
+        let _urgent = self.quorum.urgent.token();
+        let call = self.quorum.rollback_call(&self.claim, &self.value);
         let answer = self.quorum.nodes[index].number(&ROLLBACK, &call);
         if !matches!(tokio::time::timeout(self.quorum.node_timeout, answer).await, Ok(Ok(_))) {
-            self.roll_back_later(index, false);
+            self.roll_back_later(index);
         }
         Some(Ok(()))
     }
 
     /// Rolls a vote back by the clean-up list of its node.
-    fn roll_back_later(&self, index: usize, is_doubtful: bool) {
+    fn roll_back_later(&self, index: usize) {
         let remains = Remains::Vote {
             value: self.value.as_str().into(),
             lifetime: self.lifetime.clone(),
         };
-        self.quorum.clean_up(index, &self.claim, remains, is_doubtful);
+        self.quorum.clean_up(index, &self.claim, remains);
     }
 }

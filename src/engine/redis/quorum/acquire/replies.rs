@@ -11,7 +11,7 @@ use crate::engine::redis::wire::ReplySink;
 
 /// The replies to one request: those of the server, or one error if the connection has ended. None if the request was removed before it
 /// was sent.
-pub(super) type Replies = Vec<RedisResult<Value>>;
+pub(in super::super) type Replies = Vec<RedisResult<Value>>;
 
 /// Collects the replies to one request. The connection drops it after the last one.
 struct Collector {
@@ -21,7 +21,7 @@ struct Collector {
 }
 
 /// Sends a request with `send`, and returns the receiver of its replies. The request is removed if it is unsent at the end of `lifetime`.
-pub(super) fn send(
+pub(in super::super) fn send(
     lifetime: Option<Arc<RequestLifetime>>,
     send: impl FnOnce(&Arc<dyn ReplySink>),
 ) -> oneshot::Receiver<Replies> {

@@ -15,35 +15,35 @@ use crate::model::OwnerToken;
 
 /// The lifetime of the requests of one owner. It ends with the release, or with the rollback of the attempt.
 #[derive(Debug, Default)]
-pub(super) struct RequestLifetime {
+pub(in super::super) struct RequestLifetime {
     ended: CancellationToken,
     is_released: AtomicBool,
 }
 
 impl RequestLifetime {
     /// Ends the lifetime: nothing of the requests may be left on any node.
-    pub(super) fn end(&self) {
+    pub(in super::super) fn end(&self) {
         self.ended.cancel();
     }
 
     /// Waits for the end of the lifetime.
-    pub(super) async fn ended(&self) {
+    pub(in super::super) async fn ended(&self) {
         self.ended.cancelled().await;
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    pub(in super::super) fn has_ended(&self) -> bool {
         self.ended.is_cancelled()
     }
 
     /// Whether it has ended with a release, which every node receives on its current connection.
-    pub(super) fn is_released(&self) -> bool {
+    pub(in super::super) fn is_released(&self) -> bool {
         self.is_released.load(SeqCst)
     }
 }
 
 /// The lifetimes with requests in flight, by owner.
 #[derive(Debug, Default)]
-pub(super) struct RequestLifetimes(Mutex<Entries>);
+pub(in super::super) struct RequestLifetimes(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
@@ -56,19 +56,19 @@ const SWEEP_LEAST: usize = 64;
 
 impl RequestLifetimes {
     /// Starts the lifetime of an attempt to acquire. An earlier one of this owner is not affected.
-    pub(super) fn begin(&self, owner: &OwnerToken) -> Arc<RequestLifetime> {
+    pub(in super::super) fn begin(&self, owner: &OwnerToken) -> Arc<RequestLifetime> {
         self.0.lock().begin(owner)
     }
 
     /// Returns the lifetime of an owner that holds a lease.
-    pub(super) fn join(&self, owner: &OwnerToken) -> Arc<RequestLifetime> {
+    pub(in super::super) fn join(&self, owner: &OwnerToken) -> Arc<RequestLifetime> {
         let mut entries = self.0.lock();
         let known = entries.by_owner.get(owner).and_then(Weak::upgrade);
         known.unwrap_or_else(|| entries.begin(owner))
     }
 
     /// Ends the lifetime of an owner. `is_released`: its release follows.
-    pub(super) fn end(&self, owner: &OwnerToken, is_released: bool) {
+    pub(in super::super) fn end(&self, owner: &OwnerToken, is_released: bool) {
         let known = self.0.lock().by_owner.remove(owner);
         if let Some(lifetime) = known.and_then(|known| known.upgrade()) {
             // Before the end: code that sees the end reads this.
