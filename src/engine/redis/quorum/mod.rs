@@ -295,7 +295,7 @@ impl Engine for QuorumEngine {
 
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
         match what {
-            Read::Name { key, .. } => Ok(self.quorum.inspect(key.as_str()).await?.into_iter().collect()),
+            Read::Name { key, .. } => self.quorum.inspect(key.as_str()).await,
             Read::Prefix { prefix, page_timeout } => self.quorum.list(prefix, page_timeout).await,
         }
     }

@@ -167,10 +167,8 @@ impl Node {
 
     /// Returns whether a floor is probably close enough to the node's clock.
     pub(super) fn is_probably_current(&self, floor: u64) -> bool {
-        let shown = self
-            .clock_offset()
-            .map(|offset| u64::try_from(local_micros() + offset).unwrap_or(0));
-        shown.is_some_and(|shown| shown.abs_diff(floor) <= MAX_CLOCK_DIFFERENCE)
+        self.time()
+            .is_some_and(|time| time.abs_diff(floor) <= MAX_CLOCK_DIFFERENCE)
     }
 
     fn observe(&self, shown: i64) {
@@ -178,9 +176,10 @@ impl Node {
         *clock = Some(Clock::observe(*clock, shown, local_micros()));
     }
 
-    fn clock_offset(&self) -> Option<i64> {
+    /// Returns the time by the node's clock, in µs since 1970, if it was observed.
+    fn time(&self) -> Option<u64> {
         let clock = *self.clock.lock();
-        clock.map(|clock| clock.offset)
+        Some(u64::try_from(local_micros() + clock?.offset).unwrap_or(0))
     }
 
     /// Parses an answer of `acquire.lua` to a claim of `names` names.
@@ -248,10 +247,9 @@ fn local_micros() -> i64 {
 /// Returns the time by the clocks of the nodes, in µs since 1970: the median of the known ones, so that a minority of wrong
 /// clocks has no effect. Of an even number it is the lower median. Returns 0 if no clock is known.
 pub(super) fn common_time(nodes: &[Arc<Node>]) -> u64 {
-    let mut offsets: Vec<i64> = nodes.iter().filter_map(|node| node.clock_offset()).collect();
-    offsets.sort_unstable();
-    let median = offsets.get(offsets.len().saturating_sub(1) / 2);
-    median.map_or(0, |offset| u64::try_from(local_micros() + offset).unwrap_or(0))
+    let mut times: Vec<u64> = nodes.iter().filter_map(|node| node.time()).collect();
+    times.sort_unstable();
+    times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 /// Returns whether the server may still execute a call that failed.

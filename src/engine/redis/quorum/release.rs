@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Cmd;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::acquire::replies;
 use super::cleanup::Remains;
 use super::node::{Node, number};
 use super::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY};
@@ -15,7 +14,7 @@ use super::{PARTS, Quorum};
 use crate::clock::Moment;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FREE_CHANNEL, Part};
-use crate::engine::redis::wire::{ALONE, BatchRelease};
+use crate::engine::redis::wire::{ALONE, BatchRelease, Outcome};
 use crate::engine::{Released, Result};
 use crate::model::{Claim, Key, Ttl};
 
@@ -113,58 +112,49 @@ struct Release {
 }
 
 impl Release {
-    /// Sends the release to a node. The returned future waits for the answer. Without one it adds the release to the node's clean-up
-    /// list, which sends it until the node answers. No close waits for that.
-    fn send(self: Arc<Self>, index: usize) -> impl Future<Output = Answer<i64>> + Send + 'static {
-        let link = &self.quorum.nodes[index].link;
+    /// Releases the names on a node. Without an answer it adds the release to the node's clean-up list, which sends it until the node
+    /// answers. No close waits for that.
+    async fn send(self: Arc<Self>, index: usize) -> Answer<i64> {
+        let node = &self.quorum.nodes[index];
         if self.until.is_past() {
-            link.forget_record(&self.claim.owner);
+            node.link.forget_record(&self.claim.owner);
         } else {
-            link.write_records();
+            node.link.write_records();
         }
-        let replies = link.current().map(|connection| {
-            replies::send(None, |sink| {
-                // Several releases may share a call.
-                if self.until.is_past() && self.claim.keys().len() == 1 {
-                    connection.wire.release_to_sink(sink, 0, &RELEASE_BATCH, &self.claim);
-                } else {
-                    connection.wire.call_to_sink(sink, 0, &self.call());
+        let answer = match self.send_in_batch(node).await {
+            Ok(None) => {
+                let call = self.quorum.release_call(&self.claim, self.until);
+                let alone = Box::pin(node.run(&RELEASE, &call));
+                match tokio::time::timeout(self.quorum.node_timeout, alone).await {
+                    Ok(answer) => Some(answer.and_then(|answer| number(&answer))),
+                    Err(_) => None,
                 }
-            })
-        });
-        async move {
-            let first = match replies {
-                Some(replies) => replies.await.unwrap_or_default().pop(),
-                None => None,
-            };
-            let node = &self.quorum.nodes[index];
-            let answer = match first.map(|reply| reply.map_err(Failure::from)) {
-                Some(Ok(Value::Int(ALONE))) | None => None,
-                Some(Err(failure)) if failure.is_unknown_script() => None,
-                answer => answer,
-            };
-            let answer = match answer {
-                Some(answer) => Some(answer),
-                None => {
-                    let call = self.call();
-                    let alone = Box::pin(node.run(&RELEASE, &call));
-                    tokio::time::timeout(self.quorum.node_timeout, alone).await.ok()
-                }
-            };
-            if let Some(answer) = &answer {
-                node.script_answered(answer);
             }
-            let answer = answer.map(|answer| number(&answer?));
-            if !matches!(answer, Some(Ok(_))) {
-                let until = self.until;
-                self.quorum
-                    .clean_up(index, &self.claim, Remains::Lease { until });
-            }
-            answer
+            answer => answer.transpose(),
+        };
+        if let Some(answer) = &answer {
+            node.script_answered(answer);
         }
+        if !matches!(answer, Some(Ok(_))) {
+            let until = self.until;
+            self.quorum.clean_up(index, &self.claim, Remains::Lease { until });
+        }
+        answer
     }
 
-    fn call(&self) -> Cmd {
-        self.quorum.release_call(&self.claim, self.until)
+    /// Releases one name by a script that the releases of one tick share. `None`: the release has to be made alone.
+    async fn send_in_batch(&self, node: &Node) -> std::result::Result<Option<i64>, Failure> {
+        if !self.until.is_past() || self.claim.keys().len() > 1 {
+            return Ok(None);
+        }
+        let Some(connection) = node.link.current() else {
+            return Ok(None);
+        };
+        let release = connection.wire.release(&RELEASE_BATCH, &self.claim, None);
+        match node.link.exchange(&connection, release).await? {
+            Outcome::Released(ALONE) => Ok(None),
+            Outcome::Released(answer) => Ok(Some(answer)),
+            _ => Err(Failure::Unexpected("quorum/release_many.lua")),
+        }
     }
 }

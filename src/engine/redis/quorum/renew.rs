@@ -129,15 +129,13 @@ impl Quorum {
 /// Writes a lease back to a node, as the majority has it.
 async fn heal(quorum: Arc<Quorum>, node: Arc<Node>, claim: Claim, sent: Moment, ttl: Ttl) {
     let lifetime = quorum.lifetimes.join(&claim.owner);
-    let Ok(Some(held)) = quorum.held_name(claim.keys()[0].as_str()).await else {
-        return;
-    };
-    let HeldName {
+    let held = quorum.held_name(claim.keys()[0].as_str()).await;
+    let Some(HeldName {
         attempt: Some((owner, attempt)),
         info,
         is_certain: true,
         largest_fence: Some(fence),
-    } = held
+    }) = held.ok().and_then(|mut held| held.pop())
     else {
         return;
     };

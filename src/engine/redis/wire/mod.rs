@@ -282,20 +282,6 @@ impl Wire {
         });
     }
 
-    /// Releases the one name of a claim. The sink receives the answer.
-    pub(super) fn release_to_sink(
-        &self,
-        sink: &Arc<dyn ReplySink>,
-        number: usize,
-        release: &'static BatchRelease,
-        claim: &Claim,
-    ) {
-        self.send_to_sink(sink, number, |state, handle| {
-            let batch = state.batch_for(Kind::Release, Some(&claim.owner));
-            batch.add_release_to_sink(&self.layout, release, claim, handle);
-        });
-    }
-
     /// Sends a command at the end of the tick. The sink receives the reply.
     pub(super) fn call_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, cmd: &Cmd) {
         self.send_to_sink(sink, number, |state, handle| {

@@ -207,7 +207,14 @@ impl Batch {
         self.join(claim, ReplyTo::Vote(handle));
     }
 
-    fn add_release_keys(&mut self, layout: &Layout, release: &'static BatchRelease, claim: &Claim, more: Option<&str>) {
+    /// Adds a release. `more` follows the owner's token, after a colon.
+    pub(super) fn add_release(
+        &mut self,
+        layout: &Layout,
+        release: &'static BatchRelease,
+        claim: &Claim,
+        more: Option<&str>,
+    ) -> oneshot::Receiver<RedisResult<Outcome>> {
         let (lock, [first, second]) = self.room.keys(layout, claim.keys()[0].as_str(), release.parts);
         for (keys, key) in [
             (&mut self.locks, lock),
@@ -221,30 +228,7 @@ impl Batch {
             Some(more) => resp::word(&mut self.owners, &[claim.owner.as_str(), ":", more]),
         }
         self.release = Some(release);
-    }
-
-    /// Adds a release. `more` follows the owner's token, after a colon.
-    pub(super) fn add_release(
-        &mut self,
-        layout: &Layout,
-        release: &'static BatchRelease,
-        claim: &Claim,
-        more: Option<&str>,
-    ) -> oneshot::Receiver<RedisResult<Outcome>> {
-        self.add_release_keys(layout, release, claim, more);
         self.call(claim)
-    }
-
-    /// Adds a release whose answer goes to a sink.
-    pub(super) fn add_release_to_sink(
-        &mut self,
-        layout: &Layout,
-        release: &'static BatchRelease,
-        claim: &Claim,
-        handle: ReplyHandle,
-    ) {
-        self.add_release_keys(layout, release, claim, None);
-        self.join(claim, ReplyTo::Release(handle));
     }
 
     /// Writes the commands, and empties the batch.

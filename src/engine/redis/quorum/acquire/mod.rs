@@ -1,6 +1,6 @@
 //! An attempt to acquire: one round of votes, and the agreement on the fencing token.
 
-pub(super) mod replies;
+mod replies;
 pub(super) mod request_lifetime;
 mod round;
 

@@ -11,25 +11,25 @@ use crate::engine::redis::wire::ReplySink;
 
 /// The replies to one request: those of the server, or one error if the connection has ended. None if the request was removed before it
 /// was sent.
-pub(in super::super) type Replies = Vec<RedisResult<Value>>;
+pub(super) type Replies = Vec<RedisResult<Value>>;
 
 /// Collects the replies to one request. The connection drops it after the last one.
 struct Collector {
     replies: Mutex<Replies>,
     receiver: Option<oneshot::Sender<Replies>>,
-    lifetime: Option<Arc<RequestLifetime>>,
+    lifetime: Arc<RequestLifetime>,
 }
 
 /// Sends a request with `send`, and returns the receiver of its replies. The request is removed if it is unsent at the end of `lifetime`.
-pub(in super::super) fn send(
-    lifetime: Option<Arc<RequestLifetime>>,
+pub(super) fn send(
+    lifetime: &Arc<RequestLifetime>,
     send: impl FnOnce(&Arc<dyn ReplySink>),
 ) -> oneshot::Receiver<Replies> {
     let (sender, receiver) = oneshot::channel();
     let collector: Arc<dyn ReplySink> = Arc::new(Collector {
         replies: Mutex::default(),
         receiver: Some(sender),
-        lifetime,
+        lifetime: lifetime.clone(),
     });
     send(&collector);
     receiver
@@ -41,7 +41,7 @@ impl ReplySink for Collector {
     }
 
     fn is_cancelled(&self, _: usize) -> bool {
-        self.lifetime.as_ref().is_some_and(|lifetime| lifetime.has_ended())
+        self.lifetime.has_ended()
     }
 }
 

@@ -102,7 +102,7 @@ impl Round {
     fn vote(self: Arc<Self>, index: usize) -> impl Future<Output = Answer<Vote>> + Send + 'static {
         let replies = self.requests[index].connection.as_ref().map(|connection| {
             self.claim.mark_sent();
-            replies::send(Some(self.lifetime.clone()), |sink| {
+            replies::send(&self.lifetime, |sink| {
                 let wire = &connection.wire;
                 match self.requests[index].is_plain {
                     true => wire.vote(sink, LAST_REPLY, &self.claim, &self.value, self.number),

@@ -105,8 +105,6 @@ impl Single {
 /// The receiver of the outcome for one name.
 pub(super) enum ReplyTo {
     Call(oneshot::Sender<RedisResult<Outcome>>),
-    /// The release of a quorum.
-    Release(ReplyHandle),
     /// The vote of a quorum: its four replies, or an error for the last of them.
     Vote(ReplyHandle),
 }
@@ -122,13 +120,13 @@ impl BatchedCall {
     pub(super) fn is_gone(&self) -> bool {
         match &self.reply_to {
             ReplyTo::Call(sender) => sender.is_closed(),
-            ReplyTo::Release(handle) | ReplyTo::Vote(handle) => handle.is_cancelled(),
+            ReplyTo::Vote(handle) => handle.is_cancelled(),
         }
     }
 
     /// Drops the request without a reply.
     pub(super) fn discard(self) {
-        if let ReplyTo::Release(handle) | ReplyTo::Vote(handle) = self.reply_to {
+        if let ReplyTo::Vote(handle) = self.reply_to {
             handle.discard();
         }
     }
@@ -138,15 +136,9 @@ impl BatchedCall {
     }
 
     fn deliver(self, outcome: RedisResult<Outcome>) {
-        match (self.reply_to, outcome) {
-            (ReplyTo::Call(sender), outcome) => {
-                // The caller may have been dropped.
-                let _ = sender.send(outcome);
-            }
-            (ReplyTo::Release(handle), Ok(Outcome::Released(answer))) => handle.send(Ok(Value::Int(answer))),
-            (ReplyTo::Release(handle), Err(error)) => handle.send(Err(error)),
-            // Dropped: the sink receives an error.
-            _ => {}
+        if let ReplyTo::Call(sender) = self.reply_to {
+            // The caller may have been dropped.
+            let _ = sender.send(outcome);
         }
     }
 }
