@@ -148,21 +148,35 @@ impl Link {
         channel: String,
         handler: Option<MessageHandler>,
     ) -> Result<RedisSubscription, Failure> {
-        let (topic, notifications) = self.topics.enrol(channel, handler);
         // From here on, the drop of this future ends the subscription.
-        let subscription = RedisSubscription {
+        let subscription = self.enrol(channel, handler);
+        subscription.confirmation().await?;
+        Ok(subscription)
+    }
+
+    /// Returns a subscription that the server has not confirmed yet. Each new connection confirms it.
+    pub(in super::super) fn enrol(
+        self: &Arc<Self>,
+        channel: String,
+        handler: Option<MessageHandler>,
+    ) -> RedisSubscription {
+        let (topic, notifications) = self.topics.enrol(channel, handler);
+        RedisSubscription {
             link: self.clone(),
-            topic: topic.clone(),
+            topic,
             notifications: Some(notifications),
             waits: Some(self.topics.1.expect()),
-        };
+        }
+    }
+
+    async fn confirm(self: Arc<Self>, topic: Arc<Topic>) -> Result<(), Failure> {
         let _turn = topic.turn.lock().await;
         let connection = self.connection().await?;
         if topic.confirmed.load(Ordering::Relaxed) != connection.generation {
-            self.in_time(&connection, self.enter(&connection, std::slice::from_ref(&topic)))
-                .await?;
+            let entered = self.in_time(&connection, self.enter(&connection, std::slice::from_ref(&topic)));
+            return entered.await.inspect_err(|_| self.restore(&mut self.state()));
         }
-        Ok(subscription)
+        Ok(())
     }
 
     /// Unsubscribes from a channel that still has no receiver.
@@ -273,6 +287,18 @@ pub(in super::super) struct RedisSubscription {
 }
 
 impl RedisSubscription {
+    /// Waits until the server has confirmed it. Opens a connection if there is none.
+    pub(in super::super) fn confirmation(&self) -> impl Future<Output = Result<(), Failure>> + Send + use<> {
+        self.link.clone().confirm(self.topic.clone())
+    }
+
+    /// Discards the messages that were received and not passed on.
+    pub(in super::super) fn forget_messages(&mut self) {
+        if let Some(notifications) = &mut self.notifications {
+            notifications.mark_unchanged();
+        }
+    }
+
     /// From here on it counts as waiting only while a result of [`Self::waits`] exists: it is open longer than anything waits.
     pub(in super::super) fn idle(mut self) -> Self {
         self.waits = None;

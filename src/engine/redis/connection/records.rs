@@ -30,8 +30,8 @@ const REPEATED_WITHIN: Duration = Duration::from_secs(60);
 pub(in super::super) struct Record {
     pub(in super::super) claim: Claim,
     pub(in super::super) fence: Fence,
-    /// On a node of a quorum: the number of the round, and the time of the grant in ms since 1970.
-    pub(in super::super) attempt: Option<(u64, u64)>,
+    /// On a node of a quorum: the number of the round, which is the time of the grant in µs since 1970.
+    pub(in super::super) attempt: Option<u64>,
 }
 
 impl Record {
@@ -43,9 +43,9 @@ impl Record {
         let (owner, process) = (claim.owner.as_str(), &claim.process);
         let (value, by, since_ms) = match attempt {
             None => (owner.to_owned(), format!("{} {}", process.pid, process.host), None),
-            Some((number, since_ms)) => {
+            Some(number) => {
                 let by = format!("{}:{number} {}", process.pid, process.host);
-                (format!("{owner}.{number}"), by, Some(since_ms))
+                (format!("{owner}.{number}"), by, Some(number / 1000))
             }
         };
         call.arg(value)

@@ -1,4 +1,4 @@
-//! The names that were busy a moment ago.
+//! Names about which something holds for a while: those that were busy a moment ago.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,38 +10,53 @@ use crate::model::Key;
 
 /// A name that was busy less than this time ago is likely to be busy again.
 const RECENT: Duration = Duration::from_secs(2);
-/// The largest number of names.
+/// The largest number of names. Beyond it, no more are recorded.
 const MOST_RECENT: usize = 1000;
 
-/// The names that were busy a moment ago.
+/// Names, each until a moment.
 #[derive(Default)]
-pub(in super::super) struct Contended(Mutex<HashMap<Key, Moment>>);
+pub(in super::super) struct RecentNames(Mutex<HashMap<Key, Moment>>);
 
-impl Contended {
+impl RecentNames {
     fn names(&self) -> MutexGuard<'_, HashMap<Key, Moment>> {
         self.0.lock()
     }
 
-    /// Records that a name was busy.
-    pub(in super::super) fn note(&self, key: &Key) {
+    pub(in super::super) fn note(&self, key: &Key, until: Moment) {
         let mut names = self.names();
         if names.len() >= MOST_RECENT {
-            names.retain(|_, last| last.elapsed() < RECENT);
+            names.retain(|_, until| !until.is_past());
             if names.len() >= MOST_RECENT {
                 return;
             }
         }
-        names.insert(key.clone(), Moment::now());
+        names.insert(key.clone(), until);
+    }
+
+    /// Returns the time until the moment of a name. Zero: it is not recorded any more.
+    pub(in super::super) fn remaining(&self, key: &Key) -> Duration {
+        self.names().get(key).map_or(Duration::ZERO, |until| until.remaining())
+    }
+}
+
+/// The names that were busy a moment ago.
+#[derive(Default)]
+pub(in super::super) struct Contended(RecentNames);
+
+impl Contended {
+    /// Records that a name was busy.
+    pub(in super::super) fn note(&self, key: &Key) {
+        self.0.note(key, Moment::now() + RECENT);
     }
 
     /// Records that an attempt has found a name free.
     pub(in super::super) fn forget(&self, key: &Key) {
-        self.names().remove(key);
+        self.0.names().remove(key);
     }
 
     /// Whether the last attempt, a moment ago, has found a name busy.
     pub(in super::super) fn is(&self, key: &Key) -> bool {
-        self.names().get(key).is_some_and(|last| last.elapsed() < RECENT)
+        !self.0.remaining(key).is_zero()
     }
 }
 
@@ -64,10 +79,10 @@ mod tests {
         for i in 0..2 * MOST_RECENT {
             contended.note(&key(&i.to_string()));
         }
-        assert_eq!(contended.names().len(), MOST_RECENT);
+        assert_eq!(contended.0.names().len(), MOST_RECENT);
         tokio::time::advance(RECENT).await;
         contended.note(&key("n"));
         assert!(contended.is(&key("n")));
-        assert_eq!(contended.names().len(), 1);
+        assert_eq!(contended.0.names().len(), 1);
     }
 }

@@ -9,10 +9,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Quorum;
-use super::request_lifetime::RequestLifetime;
+use super::acquire::request_lifetime::RequestLifetime;
 use super::scripts::{RELEASE, ROLLBACK};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
@@ -27,7 +26,7 @@ const BATCH: usize = 64;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pauses while a node does not answer.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), LONGEST_PAUSE).with_jitter(0.0);
-/// Delays of the repeats of a doubtful entry. Bytes that a broken connection left in a buffer are executed or lost within
+/// Delays of the repeats of the removal of a vote. Bytes that a broken connection left in a buffer are executed or lost within
 /// about a minute.
 const REPEATS: [Duration; 3] = [
     Duration::from_millis(500),
@@ -42,7 +41,8 @@ const KEPT: Duration = Duration::from_secs(66);
 pub(super) enum Remains {
     /// The names that the owner holds. They stay busy until `until`.
     Lease { until: Moment },
-    /// The vote with this value, after the end of the request lifetime.
+    /// The vote with this value, after the end of the request lifetime. The removal is repeated, because the node may still execute a
+    /// request after it has confirmed the removal.
     Vote {
         value: Box<str>,
         lifetime: Arc<RequestLifetime>,
@@ -53,13 +53,9 @@ pub(super) enum Remains {
 struct Entry {
     claim: Claim,
     remains: Remains,
-    /// Whether a request may still be executed after the node has confirmed the removal.
-    is_doubtful: bool,
     /// The number of repeats that were scheduled.
     repeats: usize,
     ends: Moment,
-    /// A close waits for the first attempt of the removal.
-    urgent: Option<TaskTrackerToken>,
 }
 
 /// The list of one node.
@@ -96,14 +92,6 @@ impl List {
         }
         batch
     }
-
-    /// Schedules the next repeat of an entry, if there is one.
-    fn repeat(&mut self, mut entry: Entry) {
-        if let Some(pause) = REPEATS.get(entry.repeats) {
-            entry.repeats += 1;
-            self.push(Moment::now() + *pause, entry);
-        }
-    }
 }
 
 impl Cleanup {
@@ -114,8 +102,8 @@ impl Cleanup {
 }
 
 impl Quorum {
-    /// Removes the remains from a node in the background. Votes whose lifetime has not ended are removed only after its end.
-    pub(super) fn clean_up(self: &Arc<Self>, node: usize, claim: &Claim, remains: Remains, is_doubtful: bool) {
+    /// Removes the remains from a node in the background.
+    pub(super) fn clean_up(self: &Arc<Self>, node: usize, claim: &Claim, remains: Remains) {
         let cleanup = &self.nodes[node].cleanup;
         let mut list = cleanup.list.lock();
         if list.entries.len() >= MAX_ENTRIES {
@@ -124,10 +112,8 @@ impl Quorum {
         let entry = Entry {
             claim: claim.clone(),
             remains,
-            is_doubtful,
             repeats: 0,
             ends: Moment::now() + claim.ttl.duration().max(KEPT),
-            urgent: Some(self.urgent.token()),
         };
         list.push(Moment::now(), entry);
         let is_served = std::mem::replace(&mut list.is_served, true);
@@ -139,30 +125,16 @@ impl Quorum {
         }
     }
 
-    /// Sends the removals of a batch, and returns the entries that the node did not confirm.
-    async fn remove(self: &Arc<Self>, node: usize, batch: Vec<Entry>) -> Vec<Entry> {
-        let removals = batch.iter().map(|entry| async {
-            let (script, call) = match &entry.remains {
-                // The request lifetime still lasts: the next repeat checks again.
-                Remains::Vote { lifetime, .. } if !lifetime.has_ended() => return true,
-                Remains::Vote { value, .. } => (&ROLLBACK, self.rollback_call(&entry.claim, value)),
-                Remains::Lease { until } => (&RELEASE, self.release_call(&entry.claim, *until)),
-            };
-            let removal = self.nodes[node].number(script, &call);
-            matches!(tokio::time::timeout(self.node_timeout, removal).await, Ok(Ok(_)))
-        });
-        let confirmed = join_all(removals).await;
-        let mut failed = Vec::new();
-        let mut list = self.nodes[node].cleanup.list.lock();
-        for (mut entry, is_confirmed) in batch.into_iter().zip(confirmed) {
-            entry.urgent = None;
-            if !is_confirmed {
-                failed.push(entry);
-            } else if entry.is_doubtful {
-                list.repeat(entry);
-            }
-        }
-        failed
+    /// Returns whether the node has confirmed the removal. Votes whose lifetime has not ended are removed only after its end.
+    async fn remove(self: &Arc<Self>, node: usize, entry: &Entry) -> bool {
+        let (script, call) = match &entry.remains {
+            // The request lifetime still lasts: the next repeat checks again.
+            Remains::Vote { lifetime, .. } if !lifetime.has_ended() => return true,
+            Remains::Vote { value, .. } => (&ROLLBACK, self.rollback_call(&entry.claim, value)),
+            Remains::Lease { until } => (&RELEASE, self.release_call(&entry.claim, *until)),
+        };
+        let removal = self.nodes[node].number(script, &call);
+        matches!(tokio::time::timeout(self.node_timeout, removal).await, Ok(Ok(_)))
     }
 }
 
@@ -182,26 +154,31 @@ async fn serve(quorum: Arc<Quorum>, node: usize) {
             (batch, next)
         };
         if batch.is_empty() {
-            let time = tokio::time::sleep(next.map_or(LONGEST_PAUSE, Moment::remaining));
-            tokio::select! {
-                () = cleanup.added.notified() => {}
-                () = time => {}
-            }
+            let time = next.map_or(LONGEST_PAUSE, Moment::remaining);
+            // An entry that is added meanwhile is due at once.
+            let _ = tokio::time::timeout(time, cleanup.added.notified()).await;
             continue;
         }
-        let failed = quorum.remove(node, batch).await;
-        if failed.is_empty() {
-            backoff.reset();
-            continue;
-        }
+        let confirmed = join_all(batch.iter().map(|entry| quorum.remove(node, entry))).await;
+        let has_failed = confirmed.contains(&false);
         {
             let mut list = cleanup.list.lock();
-            for entry in failed.into_iter().filter(|entry| !entry.ends.is_past()) {
-                list.push(Moment::now(), entry);
+            for (mut entry, is_confirmed) in batch.into_iter().zip(confirmed) {
+                if !is_confirmed && !entry.ends.is_past() {
+                    list.push(Moment::now(), entry);
+                } else if is_confirmed
+                    && let Remains::Vote { .. } = entry.remains
+                    && let Some(pause) = REPEATS.get(entry.repeats)
+                {
+                    entry.repeats += 1;
+                    list.push(Moment::now() + *pause, entry);
+                }
             }
-            // No close waits for a node that does not answer.
-            list.entries.values_mut().for_each(|entry| entry.urgent = None);
         }
-        tokio::time::sleep(backoff.delay()).await;
+        if has_failed {
+            tokio::time::sleep(backoff.delay()).await;
+        } else {
+            backoff.reset();
+        }
     }
 }

@@ -33,12 +33,14 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Parses the answer of `inspect.lua`.
-    fn read(name: &str, answer: &Value) -> std::result::Result<Option<Self>, Failure> {
-        if *answer == Value::Nil {
+    /// Reads a name on one node.
+    async fn read(node: &Node, layout: &Layout, name: &str) -> std::result::Result<Option<Self>, Failure> {
+        let call = INSPECT.call(layout, &WITHOUT_QUEUE, std::iter::once(name));
+        let answer = node.link.run(&INSPECT, &call).await?;
+        if answer == Value::Nil {
             return Ok(None);
         }
-        let (value, info) = info(name, answer).ok_or(Failure::Unexpected("inspect.lua"))?;
+        let (value, info) = info(name, &answer).ok_or(Failure::Unexpected("inspect.lua"))?;
         let value = value.to_vec();
         Ok(Some(Row { value, info }))
     }
@@ -70,73 +72,71 @@ impl HeldName {
 
 impl Quorum {
     /// Reads one name.
-    pub(super) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
-        self.write_records();
-        let lacks_record = |held: &Option<HeldName>| held.as_ref().is_some_and(HeldName::lacks_record);
-        let held = read_until_recorded(|| self.held_name(name), lacks_record).await?;
-        Ok(held.map(|held| held.info))
-    }
-
-    pub(super) async fn held_name(self: &Arc<Self>, name: &str) -> Result<Option<HeldName>> {
-        let call = Arc::new(INSPECT.call(&self.layout, &WITHOUT_QUEUE, std::iter::once(name)));
-        let votes = self.request(self.node_timeout, |node| {
-            let (call, name) = (call.clone(), name.to_owned());
-            async move { Row::read(&name, &node.link.run(&INSPECT, &call).await?) }
-        });
-        let enough = self.majority();
-        let is_decided = |answers: &[Answer<Option<Row>>]| {
-            let rows: Vec<&Option<Row>> = answers
-                .iter()
-                .filter_map(|answer| answer.as_ref()?.as_ref().ok())
-                .collect();
-            // The fencing token, too: a majority knows that of the grant, and a single node may know another one.
-            let identity = |row: &Option<Row>| row.as_ref().map(|row| (row.holder().to_vec(), row.info.fence));
-            let alike = |row: &Option<Row>| rows.iter().filter(|other| identity(other) == identity(row)).count();
-            (rows.len() >= enough && rows.iter().any(|row| alike(row) >= enough)).then_some(((), GRACE))
-        };
-        let (_, answers) = votes.decide_with_grace(self.node_timeout, is_decided).await;
-        let rows: Vec<&Option<Row>> = answers
-            .iter()
-            .filter_map(|answer| answer.as_ref()?.as_ref().ok())
-            .collect();
-        if rows.len() < enough {
-            return Err(self.no_majority("inspect", &answers, self.node_timeout));
-        }
-        let unknown = self.nodes.len() - rows.len();
-        let nodes = self.nodes.len();
-        Ok(majority_holder(rows.into_iter().flatten(), unknown, nodes))
+    pub(super) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Vec<LockInfo>> {
+        self.read_recorded(|| self.held_name(name)).await
     }
 
     /// Reads every name with a prefix, sorted: the names that a majority holds for one holder, or may hold with the silent nodes.
     /// A lock that only a minority has is not held, and is not returned.
     pub(super) async fn list(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        self.read_recorded(|| self.held_names(prefix, page_timeout)).await
+    }
+
+    async fn read_recorded<F>(&self, look: impl Fn() -> F) -> Result<Vec<LockInfo>>
+    where
+        F: Future<Output = Result<Vec<HeldName>>>,
+    {
         self.write_records();
         let lacks_record = |names: &Vec<HeldName>| names.iter().any(HeldName::lacks_record);
-        let names = read_until_recorded(|| self.held_names(prefix, page_timeout), lacks_record).await?;
+        let names = read_until_recorded(look, lacks_record).await?;
         Ok(names.into_iter().map(|held| held.info).collect())
     }
 
+    /// Reads one name, with what a majority does not agree on. Returns one entry if it is held.
+    pub(super) async fn held_name(self: &Arc<Self>, name: &str) -> Result<Vec<HeldName>> {
+        let mut votes = self.request(self.node_timeout, |node| {
+            let (quorum, name) = (self.clone(), name.to_owned());
+            async move { Ok(Row::read(&node, &quorum.layout, &name).await?.into_iter().collect()) }
+        });
+        let enough = self.majority();
+        let is_decided = |answers: &[Answer<Vec<Row>>]| {
+            // The fencing token, too: a majority knows that of the grant, and a single node may know another one.
+            let identity = |rows: &Vec<Row>| rows.first().map(|row| (row.holder().to_vec(), row.info.fence));
+            let known: Vec<_> = known(answers).map(identity).collect();
+            let alike = |one| known.iter().filter(|other| *other == one).count();
+            known.iter().any(|one| alike(one) >= enough).then_some(((), GRACE))
+        };
+        votes.decide_with_grace(self.node_timeout, is_decided).await;
+        self.held(&votes.answers, "inspect", self.node_timeout)
+    }
+
     async fn held_names(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<HeldName>> {
-        let votes = self.request(UNLIMITED, |node| {
+        let mut votes = self.request(UNLIMITED, |node| {
             let (quorum, prefix) = (self.clone(), prefix.to_owned());
             async move { rows(&node, &quorum.layout, &prefix, page_timeout).await }
         });
-        let (_, answers) = votes.decide(UNLIMITED, |_| None::<()>).await;
+        votes.decide(UNLIMITED, |_| None::<()>).await;
+        self.held(&votes.answers, "list", page_timeout)
+    }
+
+    /// Returns the held names, by the rows of the nodes that have answered within `limit`.
+    fn held(&self, answers: &[Answer<Vec<Row>>], op: &'static str, limit: Duration) -> Result<Vec<HeldName>> {
+        let (nodes, answered) = (self.nodes.len(), known(answers).count());
+        if answered < self.majority() {
+            return Err(self.no_majority(op, answers, limit));
+        }
         let mut names: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
-        let mut known = 0;
-        for found in answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok()) {
-            known += 1;
-            for row in found {
-                names.entry(&row.info.name).or_default().push(row);
-            }
+        for row in known(answers).flatten() {
+            names.entry(&row.info.name).or_default().push(row);
         }
-        if known < self.majority() {
-            return Err(self.no_majority("list", &answers, page_timeout));
-        }
-        let nodes = self.nodes.len();
-        let held = |rows: Vec<&Row>| majority_holder(rows.into_iter(), nodes - known, nodes);
+        let held = |rows: Vec<&Row>| majority_holder(rows.into_iter(), nodes - answered, nodes);
         Ok(names.into_values().filter_map(held).collect())
     }
+}
+
+/// Returns the rows of the nodes that have answered.
+fn known(answers: &[Answer<Vec<Row>>]) -> impl Iterator<Item = &Vec<Row>> {
+    answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok())
 }
 
 /// Reads the names with a prefix on one node. Each page has `page_timeout`.
@@ -158,10 +158,7 @@ async fn rows(
     names.dedup();
     let mut found = Vec::with_capacity(names.len());
     for some in names.chunks(READ_AT_ONCE) {
-        let reads = join_all(some.iter().map(|name| async move {
-            let call = INSPECT.call(layout, &WITHOUT_QUEUE, std::iter::once(name.as_str()));
-            Row::read(name, &node.link.run(&INSPECT, &call).await?)
-        }));
+        let reads = join_all(some.iter().map(|name| Row::read(node, layout, name)));
         let reads = tokio::time::timeout(page_timeout, reads)
             .await
             .map_err(|_| Failure::timed_out())?;

@@ -10,14 +10,14 @@
 //!   that value, so that a late rollback never removes the vote of the next attempt by the same owner. A release is by owner
 //!   token, for all attempts of the owner.
 //! - **Nothing is left behind.** A request with a late or lost answer is tracked until the answer has arrived, or until the
-//!   request can not be in flight any more (`acquire/rollback.rs`, `request_lifetime.rs`). A bounded list for each node has
+//!   request can not be in flight any more (`acquire/round.rs`, `acquire/request_lifetime.rs`). A bounded list for each node has
 //!   the removals that the node did not confirm (`cleanup.rs`). A vote that is unsent when its attempt ends is never sent.
 //! - **Validity.** A node has at most a third of the ttl for its vote. So a grant, including the agreement on the fencing
 //!   token, takes two thirds at most and leaves time: ttl − elapsed − drift > 0. Below a ttl of 150 ms the shortest time that
 //!   a node has is longer than a third. The service always counts from before the first request, and rejects a grant that
 //!   has expired.
-//! - **No task per node.** Each answer is counted where it is read. A call has a task for a node without a connection, which opens
-//!   one. The answers of both are handled in the same functions (`acquire/round.rs`, `release.rs`).
+//! - **No task per node.** The requests of a call are polled with the call (`votes.rs`). Those that have no answer when the majority has decided
+//!   continue in one background task, with the same code.
 //! - **Attempts are limited** to [`ATTEMPTS`]. An attempt that ended without the answer of a majority keeps its permit until its last vote is
 //!   answered or the connection of that vote has ended. So calls that fail while nodes stall add no further votes.
 //! - **A renewal heals** nodes that lost the lock in a restart or were down when it was granted (`renew.rs`).
@@ -43,15 +43,16 @@ mod node;
 mod notify;
 mod release;
 mod renew;
-mod request_lifetime;
 mod scripts;
+#[cfg(test)]
+mod tests;
 mod turns;
 mod votes;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
@@ -62,9 +63,10 @@ use tokio_util::task::TaskTracker;
 
 pub use config::QuorumConfig;
 
+use self::acquire::request_lifetime::RequestLifetimes;
 use self::config::MIN_NODE_TIMEOUT;
-use self::node::Node;
-use self::request_lifetime::RequestLifetimes;
+use self::node::{Node, common_time};
+use self::scripts::ROLLBACK;
 use self::turns::Turns;
 use self::votes::{Votes, majority};
 use super::error::{ENGINE, Failure};
@@ -98,7 +100,6 @@ struct Quorum {
     node_timeout: Duration,
     attempts: Arc<AttemptQueue>,
     last_attempt: AtomicU64,
-    last_floor: AtomicU64,
     lifetimes: RequestLifetimes,
     contended: Contended,
     turns: Turns,
@@ -128,56 +129,39 @@ impl QuorumEngine {
     /// Fails when no majority answers. Also fails when any node rejects the login or is older than Redis 6.2: this mistake
     /// would otherwise show when another node fails.
     pub async fn connect(config: QuorumConfig) -> Result<Arc<Self>> {
-        let layout = config.nodes[0].layout.clone();
-        let quorum = Arc::new(Quorum {
+        let quorum = Quorum::new(config);
+        quorum.handshake().await.inspect_err(|_| quorum.close_connections())?;
+        Ok(Arc::new(QuorumEngine { quorum }))
+    }
+}
+
+impl Quorum {
+    /// Creates a quorum without connections. Needs a current runtime.
+    fn new(config: QuorumConfig) -> Arc<Self> {
+        Arc::new(Quorum {
+            layout: config.nodes[0].layout.clone(),
             nodes: config.nodes.into_iter().map(|node| Arc::new(Node::new(node))).collect(),
-            layout,
             node_timeout: config.node_timeout,
             attempts: AttemptQueue::new(ATTEMPTS),
             last_attempt: AtomicU64::new(0),
-            last_floor: AtomicU64::new(0),
             lifetimes: RequestLifetimes::default(),
             contended: Contended::default(),
             turns: Turns::default(),
             closing: CancellationToken::new(),
             runtime: Handle::current(),
             urgent: TaskTracker::new(),
-        });
-        let engine = Arc::new(QuorumEngine { quorum });
-        engine
-            .quorum
-            .handshake()
-            .await
-            .inspect_err(|_| engine.quorum.close_connections())?;
-        Ok(engine)
-    }
-}
-
-#[cfg(test)]
-impl QuorumEngine {
-    /// Returns the number of entries on the clean-up list of a node.
-    pub(super) fn cleanup_len(&self, node: usize) -> usize {
-        self.quorum.nodes[node].cleanup.len()
+        })
     }
 
-    /// Closes the connection to a node, so that its next call needs a new one.
-    pub(super) async fn disconnect(&self, node: usize) {
-        let link = &self.quorum.nodes[node].link;
-        if let Some(connection) = link.existing().await {
-            link.lose(connection.generation);
-        }
-    }
-}
-
-impl Quorum {
     fn majority(&self) -> usize {
         majority(self.nodes.len())
     }
 
     /// Connects to every node. Waits for the slow ones, too, within the time that a node has for an answer.
     async fn handshake(self: &Arc<Self>) -> Result<()> {
-        let votes = self.request(self.node_timeout, |node| async move { node.handshake().await });
-        let (_, answers) = votes.decide(self.node_timeout, |_| None::<()>).await;
+        let mut votes = self.request(self.node_timeout, |node| async move { node.handshake().await });
+        votes.decide(self.node_timeout, |_| None::<()>).await;
+        let answers = &votes.answers;
         let rejection = answers.iter().find_map(|answer| match answer {
             Some(Err(failure)) if !failure.retryable() => Some(failure.clone()),
             _ => None,
@@ -186,13 +170,13 @@ impl Quorum {
             return Err(failure.during("connect"));
         }
         if answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count() < self.majority() {
-            return Err(self.no_majority("connect", &answers, self.node_timeout));
+            return Err(self.no_majority("connect", answers, self.node_timeout));
         }
         Ok(())
     }
 
-    /// Sends a request to every node at once. Each node has `limit` for its answer.
-    fn request<T, F>(self: &Arc<Self>, limit: Duration, call: impl Fn(Arc<Node>) -> F) -> Arc<Votes<T>>
+    /// Requests the answer of every node. Each of them has `limit` for it.
+    fn request<T, F>(self: &Arc<Self>, limit: Duration, call: impl Fn(Arc<Node>) -> F) -> Votes<T>
     where
         T: Send + 'static,
         F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
@@ -200,27 +184,22 @@ impl Quorum {
         self.request_from(0..self.nodes.len(), limit, call)
     }
 
-    /// Sends a request to these nodes at once. The answers are in the same order.
+    /// Requests the answers of these nodes, in this order.
     fn request_from<T, F>(
         self: &Arc<Self>,
-        nodes: impl ExactSizeIterator<Item = usize>,
+        nodes: impl Iterator<Item = usize>,
         limit: Duration,
         call: impl Fn(Arc<Node>) -> F,
-    ) -> Arc<Votes<T>>
+    ) -> Votes<T>
     where
         T: Send + 'static,
         F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
     {
-        let votes = Arc::new(Votes::new(nodes.len()));
-        for (position, index) in nodes.enumerate() {
-            let (answer, votes) = (call(self.nodes[index].clone()), votes.clone());
-            self.spawn(async move {
-                if let Ok(answer) = tokio::time::timeout(limit, answer).await {
-                    votes.cast(position, answer);
-                }
-            });
-        }
-        votes
+        let requests = nodes.map(|index| {
+            let answer = call(self.nodes[index].clone());
+            async move { tokio::time::timeout(limit, answer).await.ok() }
+        });
+        Votes::new(self, requests)
     }
 
     /// Spawns a task that continues without its caller until the engine is closed.
@@ -244,25 +223,25 @@ impl Quorum {
         call
     }
 
+    /// Returns the call that rolls back the vote with this value.
+    fn rollback_call(&self, claim: &Claim, value: &str) -> Cmd {
+        self.call(&ROLLBACK, &[Part::Lock, Part::Metadata], claim, value)
+    }
+
     /// Returns the time that a node has for its vote for a lease with this ttl.
     fn vote_timeout(&self, ttl: Ttl) -> Duration {
         self.node_timeout.min((ttl.duration() / 3).max(MIN_NODE_TIMEOUT))
     }
 
-    /// Returns the number of the next attempt, larger than every earlier one of this process: the wall clock in µs, or the
-    /// last number + 1. (Other processes never make attempts of the same owner.)
+    /// Returns the number of the next attempt, larger than every earlier one of this process: the time by the clocks of the nodes in µs, or
+    /// the last number + 1. (Other processes never make attempts of the same owner.) It is the floor of the attempt's fencing token, too.
     fn next_attempt(&self) -> u64 {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_micros() as u64;
-        next(&self.last_attempt, now)
-    }
-
-    /// Returns the floor of the next attempt's fencing token: the given time, but larger than every earlier floor of this
-    /// process, so that no two attempts have the same. Returns 0 if the time is not known.
-    fn next_floor(&self, time: u64) -> u64 {
-        if time == 0 { 0 } else { next(&self.last_floor, time) }
+        let now = common_time(&self.nodes);
+        let after = |last: u64| Some(now.max(last + 1));
+        let last = self
+            .last_attempt
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
+        now.max(last.unwrap_or_default() + 1)
     }
 
     /// Sends the records of grants that were not sent yet. The nodes store them before they execute later requests.
@@ -281,13 +260,6 @@ impl Quorum {
             node.link.close();
         }
     }
-}
-
-/// Returns the next of growing numbers, at least `least`.
-fn next(last: &AtomicU64, least: u64) -> u64 {
-    let after = |last: u64| Some(least.max(last + 1));
-    let before = last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
-    least.max(before.unwrap_or_default() + 1)
 }
 
 #[async_trait]
@@ -314,10 +286,7 @@ impl Engine for QuorumEngine {
     }
 
     async fn release_all(&self, claims: &[&Claim], keep: Duration, answer: &mut Answers<'_, Released>) {
-        match claims {
-            [claim] => answer(0, self.quorum.release(claim, keep).await),
-            _ => self.quorum.release_all(claims, keep, answer).await,
-        }
+        answer_each(claims.iter().map(|claim| self.quorum.release(claim, keep)), answer).await;
     }
 
     async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
@@ -326,7 +295,7 @@ impl Engine for QuorumEngine {
 
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
         match what {
-            Read::Name { key, .. } => Ok(self.quorum.inspect(key.as_str()).await?.into_iter().collect()),
+            Read::Name { key, .. } => self.quorum.inspect(key.as_str()).await,
             Read::Prefix { prefix, page_timeout } => self.quorum.list(prefix, page_timeout).await,
         }
     }

@@ -1,14 +1,13 @@
 //! One node of the quorum: its connection, its clock, and the answers of its scripts.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{Cmd, Value};
 
 use super::cleanup::Cleanup;
-use super::scripts::RENEW;
 use crate::clock::Moment;
 use crate::engine::redis::config::RedisConfig;
 use crate::engine::redis::connection::Link;
@@ -23,8 +22,6 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
     pub(super) cleanup: Cleanup,
-    /// The connection of the last attempt by script that had a task of its own. Zero: there was none.
-    last_attempt_on: AtomicU64,
     clock: Mutex<Option<Clock>>,
     /// Whether the node refused the last release or vote by script: no plain commands acquire a vote that it could not release.
     refuses_scripts: AtomicBool,
@@ -87,22 +84,12 @@ pub(super) struct Busy {
     pub(super) age: Option<Duration>,
 }
 
-/// A node's answer to a renewal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Renewal {
-    Extended,
-    Lost,
-    /// The node does not have the lease, although no client released it.
-    Missing,
-}
-
 impl Node {
     pub(super) fn new(config: RedisConfig) -> Self {
         Node {
             address: config.address().into(),
             link: Link::new(config),
             cleanup: Cleanup::default(),
-            last_attempt_on: AtomicU64::new(0),
             clock: Mutex::new(None),
             refuses_scripts: AtomicBool::new(false),
             silent_since: Mutex::new(None),
@@ -180,10 +167,8 @@ impl Node {
 
     /// Returns whether a floor is probably close enough to the node's clock.
     pub(super) fn is_probably_current(&self, floor: u64) -> bool {
-        let shown = self
-            .clock_offset()
-            .map(|offset| u64::try_from(local_micros() + offset).unwrap_or(0));
-        shown.is_some_and(|shown| shown.abs_diff(floor) <= MAX_CLOCK_DIFFERENCE)
+        self.time()
+            .is_some_and(|time| time.abs_diff(floor) <= MAX_CLOCK_DIFFERENCE)
     }
 
     fn observe(&self, shown: i64) {
@@ -191,14 +176,10 @@ impl Node {
         *clock = Some(Clock::observe(*clock, shown, local_micros()));
     }
 
-    fn clock_offset(&self) -> Option<i64> {
+    /// Returns the time by the node's clock, in µs since 1970, if it was observed.
+    fn time(&self) -> Option<u64> {
         let clock = *self.clock.lock();
-        clock.map(|clock| clock.offset)
-    }
-
-    /// Returns whether an attempt is the first one with a task on the connection with this number, and notes it.
-    pub(super) fn is_first_attempt_on(&self, connection: u64) -> bool {
-        self.last_attempt_on.swap(connection, Relaxed) != connection
+        Some(u64::try_from(local_micros() + clock?.offset).unwrap_or(0))
     }
 
     /// Parses an answer of `acquire.lua` to a claim of `names` names.
@@ -235,15 +216,6 @@ impl Node {
         }
     }
 
-    pub(super) async fn renewal(&self, call: &Cmd) -> Result<Renewal, Failure> {
-        match self.number(&RENEW, call).await? {
-            0 => Ok(Renewal::Lost),
-            1 => Ok(Renewal::Extended),
-            2 => Ok(Renewal::Missing),
-            _ => Err(Failure::Unexpected("quorum/renew.lua")),
-        }
-    }
-
     /// Runs a script. Allocates the exchange only when there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
         let connection = self.link.connection().await?;
@@ -274,11 +246,10 @@ fn local_micros() -> i64 {
 
 /// Returns the time by the clocks of the nodes, in µs since 1970: the median of the known ones, so that a minority of wrong
 /// clocks has no effect. Of an even number it is the lower median. Returns 0 if no clock is known.
-pub(super) fn common_time<'n>(nodes: impl Iterator<Item = &'n Node>) -> u64 {
-    let mut offsets: Vec<i64> = nodes.filter_map(Node::clock_offset).collect();
-    offsets.sort_unstable();
-    let median = offsets.get(offsets.len().saturating_sub(1) / 2);
-    median.map_or(0, |offset| u64::try_from(local_micros() + offset).unwrap_or(0))
+pub(super) fn common_time(nodes: &[Arc<Node>]) -> u64 {
+    let mut times: Vec<u64> = nodes.iter().filter_map(|node| node.time()).collect();
+    times.sort_unstable();
+    times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 /// Returns whether the server may still execute a call that failed.

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::inspect::HeldName;
-use super::node::{Node, Renewal};
-use super::scripts::{HEAL, RELEASE, RENEW};
+use super::node::Node;
+use super::scripts::{RELEASE, RENEW};
 use super::votes::{Answer, Count};
-use super::{PARTS, Quorum, VOTED};
+use super::{PARTS, Quorum};
 use crate::clock::Moment;
-use crate::engine::redis::keys::RECORD_KEPT_MS;
+use crate::engine::redis::keys::{Part, RECORD_KEPT_MS};
 use crate::engine::redis::ops::inspect::RECORD_UNDER_WAY;
 use crate::engine::redis::scripts::TRANSFER;
 use crate::engine::{Renewed, Result};
@@ -24,6 +24,12 @@ const LONGEST_HEAL: Duration = Duration::from_secs(60);
 /// The shortest time that a renewal has for its answer. Otherwise it has an eighth of the ttl, so that it can be retried
 /// several times while the lease lasts.
 const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_millis(80);
+
+/// The answers of `renew.lua`: that the lease is extended, and that the node does not have it, although no client released it.
+const EXTENDED: i64 = 1;
+const IS_MISSING: i64 = 2;
+/// The keys of a lease that is healed, for each name.
+const HEALED: [Part; 4] = [Part::Lock, Part::Fence, Part::Metadata, Part::Counter];
 
 /// The answer of `transfer.lua` of a node that has no record of the grant.
 const RECORD_IS_MISSING: i64 = 2;
@@ -43,11 +49,11 @@ impl Quorum {
         call.arg(ttl.as_millis()).arg(ttl.as_millis() + RECORD_KEPT_MS);
         let call = Arc::new(call);
         let extended = CancellationToken::new();
-        let votes = self.request(limit, |node| {
+        let mut votes = self.request(limit, |node| {
             let (quorum, claim, call, extended) = (self.clone(), claim.clone(), call.clone(), extended.clone());
             async move {
-                let answer = node.renewal(&call).await;
-                if matches!(answer, Ok(Renewal::Missing)) {
+                let answer = node.number(&RENEW, &call).await;
+                if matches!(answer, Ok(IS_MISSING)) {
                     quorum.clone().spawn(async move {
                         // The majority may answer later, or has answered already.
                         if tokio::time::timeout(limit, extended.cancelled()).await.is_ok() {
@@ -58,15 +64,14 @@ impl Quorum {
                 answer
             }
         });
-        let decided = |answers: &[Answer<Renewal>]| Count::of(answers, |answer| *answer == Renewal::Extended).verdict();
-        let (verdict, answers) = votes.decide(limit, decided).await;
-        match verdict {
+        let decided = |answers: &[Answer<i64>]| Count::of(answers, |answer| *answer == EXTENDED).verdict();
+        match votes.decide(limit, decided).await {
             Some(true) => {
                 extended.cancel();
                 Ok(Renewed::Extended)
             }
             Some(false) => Ok(Renewed::Lost),
-            None => Err(self.no_majority("renew", &answers, limit)),
+            None => Err(self.no_majority("renew", &votes.answers, limit)),
         }
     }
 
@@ -87,7 +92,7 @@ impl Quorum {
         let mut demanding = call.clone();
         demanding.arg("with-records");
         let calls = Arc::new((demanding, call));
-        let votes = self.request(limit, move |node| {
+        let mut votes = self.request(limit, move |node| {
             let calls = calls.clone();
             async move {
                 // The process of the grant may write the record a moment later.
@@ -100,17 +105,15 @@ impl Quorum {
                 Ok(node.number(&TRANSFER, &calls.1).await? == 1)
             }
         });
-        let (verdict, answers) = votes
-            .decide(limit, |answers| Count::of(answers, |done| *done).verdict())
-            .await;
-        match verdict {
+        let decided = |answers: &[Answer<bool>]| Count::of(answers, |done| *done).verdict();
+        match votes.decide(limit, decided).await {
             Some(true) => {
                 // Requests of the old owner that are in flight must have no effect.
-                self.lifetimes.end(&claim.owner);
+                self.lifetimes.end(&claim.owner, false);
                 Ok(Renewed::Extended)
             }
             Some(false) => {
-                if answers.iter().any(|answer| !matches!(answer, Some(Ok(false)))) {
+                if votes.answers.iter().any(|answer| !matches!(answer, Some(Ok(false)))) {
                     let mut transferred = claim.clone();
                     transferred.owner = to.clone();
                     // After a failure the rest expires. It does not change the answer.
@@ -118,7 +121,7 @@ impl Quorum {
                 }
                 Ok(Renewed::Lost)
             }
-            None => Err(self.no_majority("transfer", &answers, limit)),
+            None => Err(self.no_majority("transfer", &votes.answers, limit)),
         }
     }
 }
@@ -126,15 +129,13 @@ impl Quorum {
 /// Writes a lease back to a node, as the majority has it.
 async fn heal(quorum: Arc<Quorum>, node: Arc<Node>, claim: Claim, sent: Moment, ttl: Ttl) {
     let lifetime = quorum.lifetimes.join(&claim.owner);
-    let Ok(Some(held)) = quorum.held_name(claim.keys()[0].as_str()).await else {
-        return;
-    };
-    let HeldName {
+    let held = quorum.held_name(claim.keys()[0].as_str()).await;
+    let Some(HeldName {
         attempt: Some((owner, attempt)),
         info,
         is_certain: true,
         largest_fence: Some(fence),
-    } = held
+    }) = held.ok().and_then(|mut held| held.pop())
     else {
         return;
     };
@@ -143,10 +144,10 @@ async fn heal(quorum: Arc<Quorum>, node: Arc<Node>, claim: Claim, sent: Moment, 
     if owner != claim.owner.as_str() || lifetime.has_ended() || left == 0 {
         return;
     }
-    let mut call = quorum.call(&HEAL, &VOTED, &claim, &owner);
-    call.arg(attempt)
-        .arg(left as u64)
+    let mut call = quorum.call(&RENEW, &HEALED, &claim, &owner);
+    call.arg(left as u64)
         .arg(left as u64 + RECORD_KEPT_MS)
+        .arg(attempt)
         .arg(fence.0)
         .arg(holder.since_ms)
         .arg(holder.process.pid)
@@ -154,7 +155,9 @@ async fn heal(quorum: Arc<Quorum>, node: Arc<Node>, claim: Claim, sent: Moment, 
     if let Some(metadata) = &info.metadata {
         call.arg(metadata);
     }
-    let healed: Answer<i64> = tokio::time::timeout(LONGEST_HEAL, node.number(&HEAL, &call)).await.ok();
+    let healed: Answer<i64> = tokio::time::timeout(LONGEST_HEAL, node.number(&RENEW, &call))
+        .await
+        .ok();
     if let Some(Err(failure)) = &healed {
         tracing::debug!(%failure, address = &*node.address, "a node could not be healed");
     }

@@ -3,53 +3,31 @@
 //! A quorum has no queue. A service that releases a name knows that first, so that its next attempt would reach the nodes before
 //! those of the waiters that the release notifies: it would get the name again and again.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::clock::Moment;
+use crate::engine::redis::ops::contended::RecentNames;
 use crate::model::Key;
 
 /// The shortest pause after a release: the waiters wait for the messages of a majority, and their processes may be busy.
 const SHORTEST: Duration = Duration::from_millis(5);
 /// The longest pause.
 const LONGEST: Duration = Duration::from_millis(500);
-/// Maximum number of names with a pause. Beyond it, releases record none.
-const MOST: usize = 1000;
 
 /// The names that this service has released while other services waited for them, and until when it makes no attempt.
 #[derive(Default)]
-pub(super) struct Turns(Mutex<HashMap<Key, Moment>>);
+pub(super) struct Turns(RecentNames);
 
 impl Turns {
     /// Records a release that took `round_trip`, while other services waited.
     pub(super) fn released(&self, key: &Key, round_trip: Duration) {
         let pause = (SHORTEST + round_trip).mul_f64(1.0 + fastrand::f64()).min(LONGEST);
-        let mut names = self.0.lock();
-        if names.len() >= MOST {
-            names.retain(|_, until| !until.is_past());
-            if names.len() >= MOST {
-                return;
-            }
-        }
-        names.insert(key.clone(), Moment::now() + pause);
+        self.0.note(key, Moment::now() + pause);
     }
 
     /// Waits until the pauses of all these names have ended.
     pub(super) async fn wait(&self, keys: &[Key]) {
-        let left = {
-            let mut names = self.0.lock();
-            if names.is_empty() {
-                return;
-            }
-            let untils = keys.iter().filter_map(|key| names.get(key).copied());
-            let left = untils.map(Moment::remaining).max().unwrap_or_default();
-            if left.is_zero() {
-                names.retain(|key, _| !keys.contains(key));
-            }
-            left
-        };
+        let left = keys.iter().map(|key| self.0.remaining(key)).max().unwrap_or_default();
         if !left.is_zero() {
             tokio::time::sleep(left).await;
         }
@@ -73,12 +51,7 @@ mod tests {
         assert_eq!(waited("m").await, Duration::ZERO);
         assert!((6..=13).contains(&waited("n").await.as_millis()));
         assert_eq!(waited("n").await, Duration::ZERO);
-        assert!(turns.0.lock().is_empty());
         turns.released(&key("n"), Duration::from_secs(9));
         assert!(waited("n").await <= LONGEST + Duration::from_millis(1));
-        for i in 0..2 * MOST {
-            turns.released(&key(&i.to_string()), Duration::ZERO);
-        }
-        assert_eq!(turns.0.lock().len(), MOST);
     }
 }

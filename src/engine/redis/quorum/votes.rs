@@ -3,10 +3,12 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::Quorum;
@@ -16,92 +18,83 @@ use crate::error::EngineError;
 /// The answer of one node. `None` until it arrives.
 pub(super) type Answer<T> = Option<Result<T, Failure>>;
 
-/// The answers to one request that every node gets.
-pub(super) struct Votes<T> {
-    collected: Mutex<Collected<T>>,
-    changed: Notify,
+/// The requests to some nodes, and their answers.
+///
+/// # Behavior
+/// The requests are in progress while an answer is awaited. When it is dropped, those without an answer continue in the background until
+/// the engine is closed.
+pub(super) struct Votes<T: Send + 'static> {
+    quorum: Arc<Quorum>,
+    pending: FuturesUnordered<BoxFuture<'static, (usize, Answer<T>)>>,
+    pub(super) answers: Vec<Answer<T>>,
 }
 
-struct Collected<T> {
-    is_open: bool,
-    answers: Vec<Answer<T>>,
-}
-
-impl<T> Collected<T> {
-    fn close(&mut self) -> Vec<Answer<T>> {
-        self.is_open = false;
-        std::mem::take(&mut self.answers)
-    }
-}
-
-impl<T> Votes<T> {
-    pub(super) fn new(nodes: usize) -> Self {
-        let answers = std::iter::repeat_with(|| None).take(nodes).collect();
+impl<T: Send + 'static> Votes<T> {
+    /// Collects the answers of these requests, in the same order. A request may end without an answer.
+    pub(super) fn new<F>(quorum: &Arc<Quorum>, requests: impl Iterator<Item = F>) -> Self
+    where
+        F: Future<Output = Answer<T>> + Send + 'static,
+    {
+        let pending: FuturesUnordered<BoxFuture<'static, _>> = requests
+            .enumerate()
+            .map(|(position, request)| -> BoxFuture<'static, _> { Box::pin(async move { (position, request.await) }) })
+            .collect();
         Votes {
-            collected: Mutex::new(Collected { is_open: true, answers }),
-            changed: Notify::new(),
+            quorum: quorum.clone(),
+            answers: std::iter::repeat_with(|| None).take(pending.len()).collect(),
+            pending,
         }
     }
 
-    /// Adds a node's answer. Returns the answer if it came after the decision: the caller handles it.
-    pub(super) fn cast(&self, node: usize, answer: Result<T, Failure>) -> Answer<T> {
-        let mut collected = self.collected.lock();
-        if !collected.is_open {
-            return Some(answer);
-        }
-        collected.answers[node] = Some(answer);
-        drop(collected);
-        self.changed.notify_one();
-        None
-    }
-
-    /// Whether answers still count.
-    pub(super) fn is_open(&self) -> bool {
-        self.collected.lock().is_open
-    }
-
-    /// Returns the answers so far. Later answers do not count.
-    pub(super) fn close(&self) -> Vec<Answer<T>> {
-        self.collected.lock().close()
-    }
-
-    /// Waits until `judge` returns a decision, every node has answered, or `limit` has passed. Returns the decision, if
-    /// there is one, and the answers that `judge` saw. Later answers do not count.
+    /// Waits until `judge` returns a decision, no more answers come, or `limit` has passed. Returns the decision, if there is one.
     pub(super) async fn decide<R>(
-        &self,
+        &mut self,
         limit: Duration,
         mut judge: impl FnMut(&[Answer<T>]) -> Option<R>,
-    ) -> (Option<R>, Vec<Answer<T>>) {
+    ) -> Option<R> {
         self.decide_with_grace(limit, |answers| Some((judge(answers)?, Duration::ZERO)))
             .await
     }
 
     /// Does the same, but `judge` also returns for how long the other nodes may still answer after the first decision.
     pub(super) async fn decide_with_grace<R>(
-        &self,
+        &mut self,
         limit: Duration,
         mut judge: impl FnMut(&[Answer<T>]) -> Option<(R, Duration)>,
-    ) -> (Option<R>, Vec<Answer<T>>) {
+    ) -> Option<R> {
         let mut end = Instant::now() + limit;
         let mut first_decision = None;
         let mut timeout = pin!(tokio::time::sleep_until(end));
         loop {
-            {
-                let mut collected = self.collected.lock();
-                let decision = judge(&collected.answers);
-                if let Some((_, grace)) = decision {
-                    end = end.min(*first_decision.get_or_insert_with(Instant::now) + grace);
-                    timeout.as_mut().reset(end);
-                }
-                if collected.answers.iter().all(Option::is_some) || end <= Instant::now() {
-                    return (decision.map(|(decision, _)| decision), collected.close());
-                }
+            let decision = judge(&self.answers);
+            if let Some((_, grace)) = decision {
+                end = end.min(*first_decision.get_or_insert_with(Instant::now) + grace);
+                timeout.as_mut().reset(end);
+            }
+            if self.pending.is_empty() || end <= Instant::now() {
+                return decision.map(|(decision, _)| decision);
             }
             tokio::select! {
-                () = self.changed.notified() => {}
+                biased;
+                Some((position, answer)) = self.pending.next() => self.answers[position] = answer,
                 () = &mut timeout => {}
             }
         }
+    }
+
+    /// Continues the requests without an answer in the background. Their answers do not count.
+    pub(super) fn close(&mut self) {
+        if !self.pending.is_empty() {
+            let mut pending = std::mem::take(&mut self.pending);
+            self.quorum
+                .spawn(async move { while pending.next().await.is_some() {} });
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Votes<T> {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -215,7 +208,11 @@ impl Quorum {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use super::*;
+    use crate::engine::Settings;
+    use crate::engine::redis::quorum::QuorumConfig;
 
     const LIMIT: Duration = Duration::from_secs(1);
 
@@ -246,42 +243,54 @@ mod tests {
         assert_eq!(judged(&[yes(), yes(), no(), no()]), Some(false));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_late_answer_is_returned_to_its_caller() {
-        let votes = Votes::new(3);
-        assert!(votes.cast(0, Ok(true)).is_none());
-        assert!(votes.cast(2, Ok(true)).is_none());
-        let (verdict, answers) = votes.decide(LIMIT, judged).await;
-        assert_eq!(verdict, Some(true));
-        assert!(answers[1].is_none());
-        assert!(matches!(votes.cast(1, Ok(true)), Some(Ok(true))));
+    /// Returns requests to three nodes that are answered with yes after these times.
+    fn votes<const N: usize>(after: [Duration; N]) -> (Votes<bool>, Arc<AtomicUsize>) {
+        let urls = ["redis://a", "redis://b", "redis://c"].map(String::from);
+        let quorum = Quorum::new(QuorumConfig::parse(&urls, &Settings::default()).unwrap());
+        let answered = Arc::new(AtomicUsize::new(0));
+        let requests = after.map(|after| {
+            let answered = answered.clone();
+            async move {
+                tokio::time::sleep(after).await;
+                answered.fetch_add(1, Relaxed);
+                Some(Ok(true))
+            }
+        });
+        (Votes::new(&quorum, requests.into_iter()), answered)
+    }
 
-        let votes = Votes::new(3);
-        votes.cast(0, Ok(true));
+    const NOW: Duration = Duration::ZERO;
+    const NEVER: Duration = Duration::from_secs(3600);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_an_answer_continues_in_the_background() {
+        let (mut votes, answered) = votes([NOW, LIMIT * 5, NOW]);
+        assert_eq!(votes.decide(LIMIT, judged).await, Some(true));
+        assert!(votes.answers[1].is_none());
+        drop(votes);
+        assert_eq!(answered.load(Relaxed), 2);
+        tokio::time::sleep(LIMIT * 6).await;
+        assert_eq!(answered.load(Relaxed), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_decision_the_limit_counts() {
+        let (mut votes, _) = votes([NOW, NEVER, NEVER]);
         let started = Instant::now();
-        assert_eq!(votes.decide(LIMIT, judged).await.0, None);
+        assert_eq!(votes.decide(LIMIT, judged).await, None);
         assert!(started.elapsed() >= LIMIT && started.elapsed() < LIMIT * 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_other_nodes_have_the_grace_time_after_a_decision() {
-        let votes = Votes::new(3);
-        votes.cast(0, Ok(true));
-        votes.cast(1, Ok(true));
-        let late = async {
-            tokio::time::sleep(LIMIT / 20).await;
-            votes.cast(2, Ok(true))
-        };
         let generous = |answers: &[Answer<bool>]| Some((judged(answers)?, LIMIT / 10));
-        let ((verdict, answers), late) = tokio::join!(votes.decide_with_grace(LIMIT, generous), late);
-        assert_eq!(verdict, Some(true));
-        assert!(late.is_none() && answers[2].is_some(), "it counts");
+        let (mut late, _) = votes([NOW, NOW, LIMIT / 20]);
+        assert_eq!(late.decide_with_grace(LIMIT, generous).await, Some(true));
+        assert!(late.answers[2].is_some(), "it counts");
 
-        let votes = Votes::new(3);
-        votes.cast(0, Ok(true));
-        votes.cast(1, Ok(true));
+        let (mut silent, _) = votes([NOW, NOW, NEVER]);
         let started = Instant::now();
-        assert_eq!(votes.decide_with_grace(LIMIT, generous).await.0, Some(true));
+        assert_eq!(silent.decide_with_grace(LIMIT, generous).await, Some(true));
         assert!(started.elapsed() >= LIMIT / 10 && started.elapsed() < LIMIT / 2);
     }
 }

@@ -1,7 +1,7 @@
-//! An attempt to acquire: one round of votes, and the agreement on the fencing token. `rollback.rs` rolls back what failed.
+//! An attempt to acquire: one round of votes, and the agreement on the fencing token.
 
-mod requests;
-mod rollback;
+mod replies;
+pub(super) mod request_lifetime;
 mod round;
 
 use std::cmp::Reverse;
@@ -12,7 +12,7 @@ use self::round::Round;
 use super::fence::{Proposal, agree};
 use super::node::{Busy, Vote};
 use super::scripts::RAISE;
-use super::votes::{Answer, Count};
+use super::votes::{Answer, Count, Votes};
 use super::{Quorum, VOTED};
 use crate::engine::attempt_queue::Permit;
 use crate::engine::redis::error::Failure;
@@ -28,25 +28,31 @@ const HANGS_AFTER: Duration = Duration::from_millis(250);
 /// A vote that is younger than this may belong to an attempt that is about to be rolled back.
 const YOUNG: Duration = Duration::from_secs(1);
 
-/// A round that has not come to its end. If it is dropped before that (its caller was dropped), it is rolled back.
-struct UnfinishedRound {
+/// An attempt in progress. If it is dropped before it has come to its end (its caller was dropped), it is rolled back.
+struct Attempt {
     round: Arc<Round>,
-    answers: Option<Vec<Answer<Vote>>>,
-    /// The attempt's permit, until a majority has answered.
+    votes: Votes<Vote>,
     permit: Option<Permit>,
     is_finished: bool,
 }
 
-impl Drop for UnfinishedRound {
+impl Attempt {
+    /// Ends a failed attempt. Returns the rollback of its votes.
+    fn abandon(&mut self) -> Votes<()> {
+        self.is_finished = true;
+        let votes = count(&self.votes.answers);
+        let is_answered = votes.yes + votes.no >= votes.majority();
+        let kept = self.permit.take_if(|_| !is_answered);
+        let rollback = self.round.abandon(&self.votes.answers, kept);
+        self.votes.close();
+        rollback
+    }
+}
+
+impl Drop for Attempt {
     fn drop(&mut self) {
         if !self.is_finished {
-            let answers = self.answers.take().unwrap_or_else(|| self.round.votes.close());
-            for index in self.round.abandon(&answers) {
-                self.round.roll_back_later(index, false);
-            }
-        }
-        if let Some(permit) = self.permit.take() {
-            self.round.keep_permit(permit);
+            drop(self.abandon());
         }
     }
 }
@@ -74,32 +80,28 @@ impl Quorum {
 
     async fn attempt(self: &Arc<Self>, claim: &Claim, permit: Permit) -> Result<Acquired> {
         let limit = self.vote_timeout(claim.ttl);
-        let mut unfinished = UnfinishedRound {
-            round: Round::begin(self, claim),
-            answers: None,
+        let (round, votes) = Round::begin(self, claim);
+        let mut attempt = Attempt {
+            round,
+            votes,
             permit: Some(permit),
             is_finished: false,
         };
         let decided = |answers: &[Answer<Vote>]| Some(((), self.grace(answers)?));
-        let (_, answers) = unfinished.round.votes.decide_with_grace(limit, decided).await;
-        let answers = unfinished.answers.insert(answers);
-        let votes = count(answers);
-        let is_answered = votes.yes + votes.no >= votes.majority();
+        attempt.votes.decide_with_grace(limit, decided).await;
+        let votes = count(&attempt.votes.answers);
         if votes.yes >= votes.majority()
-            && let Some(fence) = self.agree_on_fence(&unfinished.round, answers, limit).await
+            && let Some(fence) = self.agree_on_fence(&attempt.round, &attempt.votes.answers, limit).await
         {
-            unfinished.is_finished = true;
-            unfinished.permit = None;
-            unfinished.round.write_record(fence);
+            attempt.is_finished = true;
+            attempt.round.write_record(fence);
             return Ok(Acquired::Granted { fence });
         }
-        self.roll_back(&unfinished.round, answers, limit).await;
-        unfinished.is_finished = true;
-        if is_answered {
-            unfinished.permit = None;
-        }
+        // Waits until the rollback is executed on the nodes that may have given their votes.
+        attempt.abandon().decide(limit, |_| None::<()>).await;
+        let answers = &attempt.votes.answers;
         // Busy, if a majority has answered: otherwise the store has failed.
-        if votes.yes < votes.majority() && is_answered {
+        if votes.yes < votes.majority() && votes.yes + votes.no >= votes.majority() {
             if let [only] = claim.keys() {
                 self.contended.note(only);
             }
@@ -164,13 +166,13 @@ impl Quorum {
             let mut call = self.call(&RAISE, &VOTED[..3], &round.claim, &round.value);
             call.arg(agreement.fence);
             let call = Arc::new(call);
-            let votes = self.request_from(agreement.behind.into_iter(), limit, |node| {
+            let mut votes = self.request_from(agreement.behind.into_iter(), limit, |node| {
                 let call = call.clone();
                 async move { node.number(&RAISE, &call).await }
             });
             let raised = |answers: &[Answer<i64>]| Count::of(answers, |answer| *answer == 1);
             let enough = |answers: &[Answer<i64>]| (raised(answers).yes >= missing).then_some(());
-            votes.decide(limit, enough).await.0?;
+            votes.decide(limit, enough).await?;
         }
         Some(Fence(agreement.fence))
     }

@@ -5,7 +5,7 @@
 //! time (the release arrives, or the key expires). A node does not do so earlier, because validity counts from before the first
 //! request, minus the drift.
 //!
-//! A vote is requested by the script, in one step, or by plain commands (`acquire/requests.rs`), between which other commands
+//! A vote is requested by the script, in one step, or by plain commands (`acquire/round.rs`), between which other commands
 //! may be executed: one command acquires the name; the others, in a second step of the model, raise the counter to the floor,
 //! which the attempt chose at its begin, and check that the name is still its own. (That check is the last command. If another
 //! command is executed between the two, the vote does not count, as if its answer were lost.) If the vote does not count, the

@@ -33,7 +33,7 @@ for i = 1, n do
     if token ~= owner or tonumber(number) > tonumber(attempt) then
       local record = redis.call('GET', KEYS[n + i])
       local since = record and token and string.match(record, '^%d+ ' .. token .. ' (%d+) ')
-      -- A vote by plain commands has no record yet. The number of an attempt is the client's time in µs.
+      -- A vote by plain commands has no record yet. The number of an attempt is the time in µs.
       since = since or number and math.floor(tonumber(number) / 1000)
       local age = since and math.max(0, math.floor(now / 1000) - since) or -1
       return { 0, i, redis.call('PTTL', KEYS[i]), holder, age }

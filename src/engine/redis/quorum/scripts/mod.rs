@@ -9,8 +9,7 @@ scripts! {
     RAISE = "raise.lua";
     ROLLBACK = "rollback.lua";
     RENEW = "renew.lua";
-    HEAL = "heal.lua";
     RELEASE = "release_one.lua" "release.lua";
     RELEASE_MANY = "release_one.lua" "release_many.lua";
-    FORCE_RELEASE = "force_release.lua";
+    FORCE_RELEASE = "release_one.lua" "force_release.lua";
 }

@@ -316,7 +316,10 @@ async fn a_released_lock_is_not_healed() {
             include_str!("../../quorum/scripts/release_one.lua"),
             include_str!("../../quorum/scripts/release.lua")
         ),
-        include_str!("../../quorum/scripts/force_release.lua"),
+        concat!(
+            include_str!("../../quorum/scripts/release_one.lua"),
+            include_str!("../../quorum/scripts/force_release.lua")
+        ),
     ];
     for (source, script) in sources.into_iter().zip(scripts) {
         let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", "holdfast:metadata:{lock:n}"];
