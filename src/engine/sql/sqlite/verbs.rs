@@ -135,31 +135,30 @@ impl Verbs {
         read_addresses(&answers, call.to_wake)
     }
 
-    pub(super) async fn renew(&self, call: Call<'_, '_>, claim: &Claim, ttl: Ttl) -> sqlx::Result<Renewed> {
+    /// Extends the leases of a claim, and makes `to` their owner, which may be the same one.
+    pub(super) async fn renew(
+        &self,
+        call: Call<'_, '_>,
+        claim: &Claim,
+        ttl: Ttl,
+        to: &OwnerToken,
+    ) -> sqlx::Result<Renewed> {
         let answers = call
             .transaction
             .run(&self.statements.renew, call.last, |q| {
                 q.bind(self.names(claim.keys()))
                     .bind(claim.owner.as_str().to_owned())
                     .bind(ttl.as_millis() as i64)
-            })
-            .await?;
-        Ok(renewed(&answers, claim))
-    }
-
-    pub(super) async fn transfer(&self, call: Call<'_, '_>, claim: &Claim, to: &OwnerToken) -> sqlx::Result<Renewed> {
-        let answers = call
-            .transaction
-            .run(&self.statements.transfer, call.last, |q| {
-                q.bind(self.names(claim.keys()))
-                    .bind(claim.owner.as_str().to_owned())
                     .bind(to.as_str().to_owned())
-                    .bind(claim.ttl.as_millis() as i64)
                     .bind(claim.process.host.clone())
                     .bind(i64::from(claim.process.pid))
             })
             .await?;
-        Ok(renewed(&answers, claim))
+        let all = claim.keys().len() as u64;
+        match answers.first().is_some_and(|answer| answer.changed == all) {
+            true => Ok(Renewed::Extended),
+            false => Ok(Renewed::Lost),
+        }
     }
 
     /// Releases claims, in one exchange with the driver. Returns one answer for each.
@@ -348,16 +347,6 @@ fn lease(row: &SqliteRow) -> sqlx::Result<Lease> {
 /// Returns a span of milliseconds, zero when it is negative.
 fn millis(span: i64) -> Duration {
     Duration::from_millis(span.max(0).unsigned_abs())
-}
-
-/// Reads the answer of a script that changes every lease of a claim or none of them.
-fn renewed(answers: &Answers, claim: &Claim) -> Renewed {
-    let all = claim.keys().len() as u64;
-    if answers.first().is_some_and(|answer| answer.changed == all) {
-        Renewed::Extended
-    } else {
-        Renewed::Lost
-    }
 }
 
 /// Adds the addresses that the first statement of a script returned.

@@ -189,8 +189,8 @@ async fn run(job: &mut Job, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Resu
             }
             reply.set(answers);
         }
-        Job::Renew(claim, ttl, reply) => reply.set(verbs.renew(call, claim, *ttl).await?),
-        Job::Transfer(claim, to, reply) => reply.set(verbs.transfer(call, claim, to).await?),
+        Job::Renew(claim, ttl, reply) => reply.set(verbs.renew(call, claim, *ttl, &claim.owner).await?),
+        Job::Transfer(claim, to, reply) => reply.set(verbs.renew(call, claim, claim.ttl, to).await?),
         Job::Release(claims, keep, reply) => reply.set(verbs.release(call, claims, *keep).await?),
         Job::ForceRelease(key, reply) => reply.set(verbs.force_release(call, key).await?),
         Job::Inspect(key, reply) => reply.set(verbs.inspect(call.transaction, key).await?),

@@ -225,7 +225,6 @@ async fn no_statement_scans_a_table() {
         include_str!("../statements/queue/enqueue.sql"),
         include_str!("../statements/queue/next_waiters.sql"),
         include_str!("../statements/renew.sql"),
-        include_str!("../statements/transfer.sql"),
         include_str!("../statements/release.sql"),
         include_str!("../statements/force_release.sql"),
         include_str!("../statements/sweep.sql"),
