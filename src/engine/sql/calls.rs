@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::Page;
 use super::dropped_calls::DroppedCalls;
+use super::failure::Place;
 use super::jobs::{Job, Reply, Sender, StartState};
 use crate::engine::{
     Acquired, Answers, Description, DetectorSlot, Engine, EngineExt, Read, Released, Renewal, Renewed, Result,
@@ -36,25 +37,18 @@ pub(in crate::engine) trait Wakeup: Send + Sync {
 
 /// The engine of a database. Its task lives until it is closed or dropped.
 pub(in crate::engine) struct SqlEngine<W: Wakeup> {
-    store: StoreAddress,
+    place: Place,
+    /// The prefix of every name.
+    prefix: String,
     pub(super) waiters: Arc<W>,
     /// The task. `None` once closed.
     running: Mutex<Option<Running>>,
     dropped: Arc<DroppedCalls>,
 }
 
-/// The engine's name, the address, and the prefix of the locks.
-#[derive(Debug)]
-pub(super) struct StoreAddress {
-    pub engine: &'static str,
-    pub address: String,
-    /// The prefix of every name.
-    pub prefix: String,
-}
-
 impl<W: Wakeup> fmt::Debug for SqlEngine<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.store.fmt(f)
+        self.place.fmt(f)
     }
 }
 
@@ -81,14 +75,16 @@ impl Drop for AttemptGuard {
 impl<W: Wakeup> SqlEngine<W> {
     /// Creates an engine whose jobs `task` executes.
     pub(super) fn new(
-        store: StoreAddress,
+        place: Place,
+        prefix: String,
         waiters: Arc<W>,
         jobs: Sender,
         task: Task,
         dropped: Arc<DroppedCalls>,
     ) -> Arc<Self> {
         Arc::new(SqlEngine {
-            store,
+            place,
+            prefix,
             waiters,
             running: Mutex::new(Some(Running { jobs, task })),
             dropped,
@@ -113,7 +109,7 @@ impl<W: Wakeup> SqlEngine<W> {
                 Some(_) => (true, "a bug in holdfast or in its driver: the call panicked"),
                 None => (false, "this engine is closed"),
             };
-            Err(EngineError::new(self.store.engine, op, is_open, text))
+            Err(EngineError::new(self.place.engine, op, is_open, text))
         })
     }
 
@@ -136,9 +132,9 @@ impl<W: Wakeup> SqlEngine<W> {
 impl<W: Wakeup> Engine for SqlEngine<W> {
     fn describe(&self) -> Description {
         Description {
-            address: self.store.address.clone(),
+            address: self.place.address.to_string(),
             detector: self.waiters.detector(),
-            ..Description::new(self.store.engine, true)
+            ..Description::new(self.place.engine, true)
         }
     }
 
@@ -202,13 +198,9 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
                 return Ok(info.into_iter().collect());
             }
         };
-        let StoreAddress {
-            engine,
-            address,
-            prefix: of_all,
-        } = &self.store;
+        let Place { engine, address } = &self.place;
         let mut found = Vec::new();
-        let mut next = Some(Page::first(of_all, prefix));
+        let mut next = Some(Page::first(&self.prefix, prefix));
         while let Some(page) = next {
             let answer = self.call("list", |reply| Job::List(page, reply));
             let (leases, after) = timeout(page_timeout, answer)

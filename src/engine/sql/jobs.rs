@@ -8,6 +8,7 @@
 //!
 //! `overload_queue.rs` decides which attempt is next.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -24,6 +25,10 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// Maximum number of claims in a transaction of several statements, unless one job has more; half of it on MySQL and MariaDB. They share
 /// its begin and its commit. Other processes wait while it lasts.
 pub(super) const BATCH: usize = 64;
+/// The parts of the queue: renewals and releases; reads; attempts.
+pub(super) const CHANGES: usize = 0;
+pub(super) const READS: usize = 1;
+pub(super) const ATTEMPTS: usize = 2;
 /// Number of claims of each part of the queue, and of releases behind renewals, that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
@@ -99,6 +104,8 @@ pub(super) enum Job {
     ForceRelease(Key, Reply<bool>),
     Inspect(Key, Reply<Option<LockInfo>>),
     List(Page, Reply<(Vec<LockInfo>, Option<Page>)>),
+    /// Removes expired positions of a stored name, and hands it off if it is free. No caller waits.
+    Check(Vec<u8>),
 }
 
 impl Job {
@@ -120,7 +127,7 @@ impl Job {
             Job::Release(claims, ..) => claims.iter().map(names).sum(),
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => names(claim),
             Job::List(..) => SHARE,
-            Job::ForceRelease(..) | Job::Inspect(..) => 1,
+            Job::ForceRelease(..) | Job::Inspect(..) | Job::Check(..) => 1,
         }
     }
 
@@ -129,7 +136,7 @@ impl Job {
         match self {
             Job::Acquire(_, start_state, reply) => start_state.is_cancelled() || reply.sender.is_closed(),
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
-            Job::Release(..) => false,
+            Job::Release(..) | Job::Check(..) => false,
             Job::ForceRelease(_, reply) => reply.sender.is_closed(),
             Job::Inspect(_, reply) => reply.sender.is_closed(),
             Job::List(_, reply) => reply.sender.is_closed(),
@@ -140,15 +147,6 @@ impl Job {
         matches!(self, Job::Acquire(..))
     }
 
-    /// Whether the job has several claims. If it fails, its caller sends each claim as its own job.
-    pub(super) fn is_divisible(&self) -> bool {
-        match self {
-            Job::Acquire(claims, ..) => claims.len() > 1,
-            Job::Release(claims, ..) => claims.len() > 1,
-            _ => false,
-        }
-    }
-
     /// Returns the names that it may change.
     pub(super) fn keys(&self) -> Vec<&Key> {
         match self {
@@ -156,7 +154,7 @@ impl Job {
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => claim.keys().iter().collect(),
             Job::Release(claims, ..) => claims.iter().flat_map(Claim::keys).collect(),
             Job::ForceRelease(key, _) => vec![key],
-            Job::Inspect(..) | Job::List(..) => Vec::new(),
+            Job::Inspect(..) | Job::List(..) | Job::Check(..) => Vec::new(),
         }
     }
 
@@ -182,6 +180,7 @@ impl Job {
             Job::ForceRelease(_, reply) => reply.answer.is_some(),
             Job::Inspect(_, reply) => reply.answer.is_some(),
             Job::List(_, reply) => reply.answer.is_some(),
+            Job::Check(..) => true,
         }
     }
 
@@ -195,27 +194,25 @@ impl Job {
             Job::ForceRelease(_, reply) => reply.send("forceRelease", failure),
             Job::Inspect(_, reply) => reply.send("inspect", failure),
             Job::List(_, reply) => reply.send("list", failure),
+            Job::Check(..) => {}
         }
     }
 }
 
 /// The sending half of the queue.
-pub(super) struct Sender {
-    renewals: mpsc::UnboundedSender<Job>,
-    releases: mpsc::UnboundedSender<Job>,
-    reads: mpsc::UnboundedSender<Job>,
-    attempts: mpsc::UnboundedSender<Attempt>,
-}
+pub(super) struct Sender(mpsc::UnboundedSender<Arrival>);
+
+/// A job, and its arrival.
+type Arrival = (Instant, Job);
 
 /// The receiving half of the queue.
 pub(super) struct Receiver {
-    renewals: mpsc::UnboundedReceiver<Job>,
-    /// Releases, forced releases and transfers.
-    releases: mpsc::UnboundedReceiver<Job>,
-    reads: mpsc::UnboundedReceiver<Job>,
-    attempts: mpsc::UnboundedReceiver<Attempt>,
-    /// The attempts that were received.
-    waiting: OverloadQueue<Job>,
+    arrivals: mpsc::UnboundedReceiver<Arrival>,
+    renewals: VecDeque<Job>,
+    /// Releases, forced releases, transfers and checks.
+    releases: VecDeque<Job>,
+    reads: VecDeque<Job>,
+    attempts: OverloadQueue<Job>,
     limit: Limit,
     /// The number of jobs of each part in its last batch, without renewals.
     counted_in_batch: [usize; 3],
@@ -231,37 +228,20 @@ pub(super) struct Limit {
     pub renewals_per_claim: usize,
 }
 
-/// A job of attempts, and its arrival.
-struct Attempt {
-    since: Instant,
-    /// The first name.
-    name: Key,
-    job: Job,
-}
-
 /// Creates a queue. `limit`: the maximum size of a transaction, or of a statement.
 pub(super) fn queue(limit: Limit) -> (Sender, Receiver) {
-    let (renewals, renewals_receiver) = mpsc::unbounded_channel();
-    let (releases, releases_receiver) = mpsc::unbounded_channel();
-    let (reads, reads_receiver) = mpsc::unbounded_channel();
-    let (attempts, attempts_receiver) = mpsc::unbounded_channel();
-    let sender = Sender {
-        renewals,
-        releases,
-        reads,
-        attempts,
-    };
+    let (sender, arrivals) = mpsc::unbounded_channel();
     let receiver = Receiver {
-        renewals: renewals_receiver,
-        releases: releases_receiver,
-        reads: reads_receiver,
-        attempts: attempts_receiver,
-        waiting: OverloadQueue::default(),
+        arrivals,
+        renewals: VecDeque::new(),
+        releases: VecDeque::new(),
+        reads: VecDeque::new(),
+        attempts: OverloadQueue::default(),
         limit,
         counted_in_batch: [0; 3],
         statement_time: parts::MAX_STATEMENT_TIME,
     };
-    (sender, receiver)
+    (Sender(sender), receiver)
 }
 
 impl Limit {
@@ -275,19 +255,9 @@ impl Limit {
 }
 
 impl Sender {
-    /// Appends a job to its part. When the task has ended, the job and its reply are dropped.
+    /// Appends a job. When the task has ended, the job and its reply are dropped.
     pub(super) fn send(&self, job: Job) {
-        let part = match job {
-            Job::Renew(..) => &self.renewals,
-            Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => &self.releases,
-            Job::Inspect(..) | Job::List(..) => &self.reads,
-            Job::Acquire(ref claims, ..) => {
-                let (since, name) = (Instant::now(), claims[0].keys()[0].clone());
-                let _ = self.attempts.send(Attempt { since, name, job });
-                return;
-            }
-        };
-        let _ = part.send(job);
+        let _ = self.0.send((Instant::now(), job));
     }
 }
 
@@ -297,14 +267,14 @@ impl Receiver {
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
-        let Some(mut first) = self.first([true; 3]).await else {
+        if !self.have_jobs([true; 3]).await {
             return false;
-        };
+        }
         let unit = self.limit.renewals_per_claim;
         let mut size = 0;
         for part in 0..3 {
             let most = (self.limit.claims * unit).max(size + SHARE * unit);
-            size += self.take(part, &mut first, (usize::MAX, most - size), batch);
+            size += self.take(part, (usize::MAX, most - size), batch);
         }
         true
     }
@@ -312,20 +282,31 @@ impl Receiver {
     /// Removes the next job of a part. `renewals_first`: a renewal before a release, otherwise a release before a renewal.
     fn next_of(&mut self, part: usize, renewals_first: bool) -> Option<Job> {
         match part {
-            0 if renewals_first => self.renewals.try_recv().or_else(|_| self.releases.try_recv()).ok(),
-            0 => self.releases.try_recv().or_else(|_| self.renewals.try_recv()).ok(),
-            1 => self.reads.try_recv().ok(),
+            CHANGES if renewals_first => self.renewals.pop_front().or_else(|| self.releases.pop_front()),
+            CHANGES => self.releases.pop_front().or_else(|| self.renewals.pop_front()),
+            READS => self.reads.pop_front(),
             _ => {
                 // The oldest attempts time out first. Remove them when they are cancelled: otherwise they stay behind the newest ones
                 // during an overload.
-                self.waiting.drop_oldest_while(Job::is_cancelled);
-                self.waiting.pop()
+                self.attempts.drop_oldest_while(Job::is_cancelled);
+                self.attempts.pop()
             }
         }
     }
 
-    fn enter(&mut self, Attempt { since, name, job }: Attempt) {
-        self.waiting.push(since, name, job);
+    /// Appends a job to its part.
+    fn enter(&mut self, (since, job): Arrival) {
+        match &job {
+            Job::Renew(..) => self.renewals.push_back(job),
+            Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) | Job::Check(..) => {
+                self.releases.push_back(job)
+            }
+            Job::Inspect(..) | Job::List(..) => self.reads.push_back(job),
+            Job::Acquire(claims, ..) => {
+                let name = claims[0].keys()[0].clone();
+                self.attempts.push(since, name, job);
+            }
+        }
     }
 }
 

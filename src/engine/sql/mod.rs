@@ -29,7 +29,7 @@ mod udp_wakeup;
 pub use config::SqliteConfig;
 #[cfg(feature = "mysql")]
 pub use mysql::MysqlConfig;
-use page::Page;
+use page::{Lease, Page};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresConfig;
 #[cfg(feature = "sqlite")]

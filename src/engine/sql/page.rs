@@ -1,5 +1,9 @@
 //! The pages of a list.
 
+use std::time::Duration;
+
+use crate::model::{Fence, Holder, LockInfo, Process};
+
 /// The names of one page of a list.
 #[derive(Debug, Clone)]
 pub(super) struct Page {
@@ -7,15 +11,25 @@ pub(super) struct Page {
     pub(super) start: Vec<u8>,
     /// The first name after the range.
     pub(super) end: Vec<u8>,
-    /// The first name after the rows that the page may read, if that is known from an earlier page.
-    pub(super) bound: Option<Vec<u8>>,
+}
+
+/// A lease, as a page has it.
+pub(super) struct Lease {
+    /// The name, as stored.
+    pub name: Vec<u8>,
+    pub remaining: Duration,
+    pub fence: i64,
+    pub host: Option<String>,
+    pub pid: Option<i64>,
+    pub since_ms: Option<i64>,
+    pub metadata: Option<String>,
+    pub waiting: i64,
 }
 
 impl Page {
-    /// Maximum number of leases in a page. Other jobs run between two pages.
-    pub(super) const SIZE: i64 = 1000;
-    /// Maximum number of rows that a server reads for a page. Rows of free names count, too: they stay for an hour.
-    pub(super) const ROWS: i64 = 20_000;
+    /// Maximum number of rows in a page. On a server those of free names count, too: they stay for an hour. Other jobs run between two
+    /// pages.
+    pub(super) const SIZE: i64 = 2000;
 
     /// Returns the first page of the stored names with a prefix.
     pub(super) fn first(store_prefix: &str, prefix: &str) -> Self {
@@ -24,48 +38,45 @@ impl Page {
         let end = start
             .split_last()
             .map_or(vec![255], |(byte, rest)| [rest, &[byte + 1]].concat());
-        Page {
-            start,
-            end,
-            bound: None,
-        }
+        Page { start, end }
     }
 
     /// Returns the page of one stored name.
     pub(super) fn of_name(name: Vec<u8>) -> Self {
         let end = after(&name);
-        Page {
-            start: name,
-            end,
-            bound: None,
-        }
+        Page { start: name, end }
     }
 
-    /// Returns whether the first name after the rows that the page may read has to be read first.
-    pub(super) fn needs_bound(&self) -> bool {
-        self.bound.is_none() && self.end != after(&self.start)
-    }
-
-    /// Returns the page after this one. This page has `count` leases, the last one of the name `last`, and reads only names before
-    /// `bound`. `None`: this is the last page.
-    pub(super) fn next(&self, last: Option<&[u8]>, count: usize, bound: Option<Vec<u8>>) -> Option<Self> {
-        let end = self.end.clone();
-        match last {
-            Some(last) if count as i64 == Self::SIZE => Some(Page {
-                start: after(last),
-                end,
-                bound,
-            }),
-            _ => Some(Page {
-                start: bound?,
-                end,
-                bound: None,
-            }),
-        }
+    /// Returns the page after this one, which has `rows` rows, the last one of the name `last`. `None`: this is the last page.
+    pub(super) fn next(&self, last: Option<&[u8]>, rows: usize) -> Option<Self> {
+        let last = last.filter(|_| rows as i64 == Self::SIZE)?;
+        Some(Page {
+            start: after(last),
+            end: self.end.clone(),
+        })
     }
 }
 
 /// Returns the next name in byte order.
 fn after(name: &[u8]) -> Vec<u8> {
     [name, &[0]].concat()
+}
+
+impl Lease {
+    /// Returns the lease for the caller. `prefix`: that of every stored name.
+    pub(super) fn info(self, prefix: &str) -> LockInfo {
+        let process = Process {
+            host: self.host.unwrap_or_default(),
+            pid: self.pid.unwrap_or_default() as u32,
+        };
+        let since_ms = self.since_ms.unwrap_or_default().unsigned_abs();
+        LockInfo {
+            name: String::from_utf8_lossy(self.name.get(prefix.len()..).unwrap_or_default()).into_owned(),
+            remaining: Some(self.remaining),
+            fence: Some(Fence(self.fence.unsigned_abs())),
+            holder: Some(Holder { process, since_ms }),
+            metadata: self.metadata,
+            waiting: Some(self.waiting.unsigned_abs()),
+        }
+    }
 }

@@ -1,9 +1,15 @@
-//! The names of tables.
+//! The names of tables, and the files of statements.
 
 use crate::error::LockError;
 
 /// Maximum length of a table name, without suffixes (`_waiters`), and of the name of its schema.
 const MAX_TABLE: usize = 51;
+
+/// Returns the text of a file of statements without its comments.
+pub(super) fn without_comments(file: &str) -> String {
+    let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
+    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
+}
 
 /// Returns a table name that is safe inside quotes: `name`, or on a server `schema.name`.
 pub(super) fn checked_table(table: &str, is_on_server: bool) -> Result<String, LockError> {

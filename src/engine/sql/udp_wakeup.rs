@@ -1,7 +1,6 @@
 //! Wakes waiters of stores without messages, by datagrams.
 //!
-//! Each engine with waiters listens on one UDP socket of the loopback interface. It stores its port, and a random number for each
-//! waiter, with the waiter's position in the queue. A release reads the address of the first waiter in the same transaction,
+//! Each engine with waiters listens on one UDP socket of the loopback interface. It stores its port, and a number for each waiter, with the waiter's position in the queue. A release reads the address of the first waiter in the same transaction,
 //! and sends the number to it after the commit.
 //!
 //! Correctness does not depend on a datagram. When one is lost, or reaches another program that has the port now, the waiter
@@ -9,6 +8,7 @@
 //! SQLite's writer also checks for commits of others while calls wait.) A false datagram only causes one more attempt.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,17 +50,12 @@ struct Socket {
     _listener: AbortOnDropHandle<()>,
 }
 
+/// The waiters by their numbers.
 #[derive(Default)]
-struct Waiters(Mutex<ByOwner>);
-
-#[derive(Default)]
-struct ByOwner {
-    owners: HashMap<OwnerToken, Waiter>,
-    ids: HashMap<u64, OwnerToken>,
-}
+struct Waiters(Mutex<HashMap<u64, Waiter>>);
 
 struct Waiter {
-    id: u64,
+    owner: OwnerToken,
     subscriptions: usize,
     notified: watch::Sender<()>,
 }
@@ -69,9 +64,16 @@ impl Waiters {
     /// Wakes the waiter with this number. `false`: this engine does not have it.
     fn wake(&self, id: u64) -> bool {
         let waiters = self.0.lock();
-        let waiter = waiters.ids.get(&id).and_then(|owner| waiters.owners.get(owner));
+        let waiter = waiters.get(&id);
         waiter.map(|waiter| waiter.notified.send_replace(())).is_some()
     }
+}
+
+/// Returns the number of a waiter, which is positive as a signed number, too, because the store has signed numbers.
+fn number(owner: &OwnerToken) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    owner.hash(&mut hasher);
+    hasher.finish() >> 1
 }
 
 #[async_trait]
@@ -89,22 +91,17 @@ impl UdpWakeup {
         // Before the first attempt of the waiter, which stores the port.
         self.socket().await;
         let mut waiters = self.waiters.0.lock();
-        let ByOwner { owners, ids } = &mut *waiters;
-        let waiter = owners.entry(owner.clone()).or_insert_with(|| {
-            // Positive as a signed number, too, because the store has signed numbers.
-            let id = fastrand::u64(1..=i64::MAX.unsigned_abs());
-            ids.insert(id, owner.clone());
-            Waiter {
-                id,
-                subscriptions: 0,
-                notified: watch::Sender::default(),
-            }
+        let id = number(owner);
+        let waiter = waiters.entry(id).or_insert_with(|| Waiter {
+            owner: owner.clone(),
+            subscriptions: 0,
+            notified: watch::Sender::default(),
         });
         waiter.subscriptions += 1;
         let notified = waiter.notified.subscribe();
         drop(waiters);
         Box::new(UdpSubscription {
-            owner: owner.clone(),
+            id,
             notified,
             waiters: self.waiters.clone(),
         })
@@ -112,8 +109,9 @@ impl UdpWakeup {
 
     /// Returns the address of an owner. `None`: it did not subscribe.
     pub(super) fn address(&self, owner: &OwnerToken) -> Option<Address> {
-        let id = self.waiters.0.lock().owners.get(owner)?.id;
-        Some(Address {
+        let id = number(owner);
+        let is_known = self.waiters.0.lock().contains_key(&id);
+        is_known.then(|| Address {
             port: self.socket.get().map(|socket| socket.port),
             id,
         })
@@ -121,13 +119,13 @@ impl UdpWakeup {
 
     /// Whether this engine has waiters.
     pub(super) fn has_waiters(&self) -> bool {
-        !self.waiters.0.lock().ids.is_empty()
+        !self.waiters.0.lock().is_empty()
     }
 
     /// Returns the owners of this engine's waiters, as a JSON array.
     pub(super) fn owners(&self) -> String {
         let waiters = self.waiters.0.lock();
-        let owners: Vec<&str> = waiters.ids.values().map(OwnerToken::as_str).collect();
+        let owners: Vec<&str> = waiters.values().map(|waiter| waiter.owner.as_str()).collect();
         format!("[\"{}\"]", owners.join("\",\""))
     }
 
@@ -150,7 +148,7 @@ impl UdpWakeup {
 
     /// Wakes every waiter of this engine, when wake-ups may have been lost.
     pub(super) fn wake_all(&self) {
-        for waiter in self.waiters.0.lock().owners.values() {
+        for waiter in self.waiters.0.lock().values() {
             waiter.notified.send_replace(());
         }
     }
@@ -203,7 +201,7 @@ async fn listen(socket: Arc<UdpSocket>, waiters: Arc<Waiters>) {
 }
 
 struct UdpSubscription {
-    owner: OwnerToken,
+    id: u64,
     notified: watch::Receiver<()>,
     waiters: Arc<Waiters>,
 }
@@ -221,12 +219,10 @@ impl Subscription for UdpSubscription {
 impl Drop for UdpSubscription {
     fn drop(&mut self) {
         let mut waiters = self.waiters.0.lock();
-        let ByOwner { owners, ids } = &mut *waiters;
-        if let Some(waiter) = owners.get_mut(&self.owner) {
+        if let Some(waiter) = waiters.get_mut(&self.id) {
             waiter.subscriptions -= 1;
             if waiter.subscriptions == 0 {
-                ids.remove(&waiter.id);
-                owners.remove(&self.owner);
+                waiters.remove(&self.id);
             }
         }
     }
@@ -287,7 +283,7 @@ mod tests {
         assert!(wakeup.address(&owner).is_some());
         drop(two);
         assert_eq!(wakeup.address(&owner), None);
-        assert!(wakeup.waiters.0.lock().ids.is_empty());
+        assert!(wakeup.waiters.0.lock().is_empty());
     }
 
     #[tokio::test]

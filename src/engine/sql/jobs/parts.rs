@@ -14,46 +14,43 @@ const PER_CALL: Duration = Duration::from_micros(20);
 /// The initial value of the mean time of a statement, and the largest time that counts.
 pub(super) const MAX_STATEMENT_TIME: Duration = Duration::from_millis(2);
 
+/// The room for jobs that a part keeps after a burst.
+const KEPT: usize = 1024;
+
 impl Receiver {
-    /// Waits for a job of some parts: renewals and releases, reads, attempts. Removes it if it is not an attempt. `None`: these parts are empty
-    /// and have no sender.
-    pub(super) async fn first(&mut self, parts: [bool; 3]) -> Option<Option<(usize, Job)>> {
+    /// Waits for jobs of some parts: renewals and releases, reads, attempts. `false`: these parts are empty and have no sender.
+    pub(super) async fn have_jobs(&mut self, parts: [bool; 3]) -> bool {
         let [changes, reads, attempts] = parts;
-        let mut first = None;
-        if !attempts || self.waiting.is_empty() {
-            tokio::select! {
-                biased;
-                Some(job) = self.renewals.recv(), if changes => first = Some((0, job)),
-                Some(job) = self.releases.recv(), if changes => first = Some((0, job)),
-                Some(job) = self.reads.recv(), if reads => first = Some((1, job)),
-                Some(attempt) = self.attempts.recv(), if attempts => self.enter(attempt),
-                else => return None,
+        for part in [&mut self.renewals, &mut self.releases, &mut self.reads] {
+            part.shrink_to(KEPT);
+        }
+        loop {
+            while let Ok(arrival) = self.arrivals.try_recv() {
+                self.enter(arrival);
             }
+            if changes && !(self.renewals.is_empty() && self.releases.is_empty())
+                || reads && !self.reads.is_empty()
+                || attempts && !self.attempts.is_empty()
+            {
+                return true;
+            }
+            let Some(arrival) = self.arrivals.recv().await else {
+                return false;
+            };
+            self.enter(arrival);
         }
-        while let Ok(attempt) = self.attempts.try_recv() {
-            self.enter(attempt);
-        }
-        Some(first)
     }
 
-    /// Moves jobs of a part to `batch`, and `first` before them if it is one: up to `calls` that are no renewals, and until their size is `most`.
-    /// Returns their size. A claim counts as `renewals_per_claim`, and a renewal as 1.
-    pub(super) fn take(
-        &mut self,
-        part: usize,
-        first: &mut Option<(usize, Job)>,
-        (calls, most): (usize, usize),
-        batch: &mut Vec<Job>,
-    ) -> usize {
+    /// Moves jobs of a part to `batch`: up to `calls` that are no renewals, and until their size is `most`. Returns their size. A claim
+    /// counts as `renewals_per_claim`, and a renewal as 1.
+    pub(super) fn take(&mut self, part: usize, (calls, most): (usize, usize), batch: &mut Vec<Job>) -> usize {
         let (mut taken, mut size) = (0, 0);
         let share = SHARE * self.limit.renewals_per_claim;
-        while size < most && taken < calls {
-            // The last share goes to releases first.
-            let renewals_first = size + share < most;
-            let first = first.take_if(|(part_of_first, _)| *part_of_first == part);
-            let Some(job) = first.map(|(_, job)| job).or_else(|| self.next_of(part, renewals_first)) else {
-                break;
-            };
+        // The last share goes to releases first.
+        while size < most
+            && taken < calls
+            && let Some(job) = self.next_of(part, size + share < most)
+        {
             if job.is_cancelled() {
                 continue;
             }
@@ -82,19 +79,18 @@ impl Receiver {
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(in crate::engine::sql) async fn next_of_parts(&mut self, batch: &mut Vec<Job>, parts: [bool; 3]) -> bool {
-        let Some(mut first) = self.first(parts).await else {
+        if !self.have_jobs(parts).await {
             return false;
-        };
+        }
         let is_counted = |job: &Job| !matches!(job, Job::Renew(..));
-        let is_first_counted = first.as_ref().is_some_and(|(_, job)| is_counted(job));
-        let waiting = usize::from(is_first_counted) + self.releases.len() + self.reads.len() + self.waiting.len();
+        let waiting = self.releases.len() + self.reads.len() + self.attempts.len();
         let is_executed = |part: &usize| !parts[*part];
         let executed: usize = (0..3).filter(is_executed).map(|part| self.counted_in_batch[part]).sum();
         let calls = (waiting + executed).div_ceil(2).max(self.least());
         let most = self.limit.claims * self.limit.renewals_per_claim;
         for part in (0..3).filter(|part| parts[*part]) {
             let before = batch.len();
-            self.take(part, &mut first, (calls, most), batch);
+            self.take(part, (calls, most), batch);
             self.counted_in_batch[part] = batch[before..].iter().filter(|job| is_counted(job)).count();
         }
         true

@@ -90,5 +90,5 @@ async fn the_newest_attempts_go_first_once_the_oldest_has_waited_too_long() {
     let (job, _answer) = attempt(2000);
     sender.send(job);
     assert_eq!(names(&mut receiver).await, ["n2000"]);
-    assert!(receiver.waiting.is_empty());
+    assert!(receiver.attempts.is_empty());
 }

@@ -29,8 +29,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use sqlx::Connection as _;
+use tokio::time::{Instant, timeout};
 
 pub use self::config::MysqlConfig;
 use self::session::{MysqlServer, MysqlSession};
@@ -40,9 +43,9 @@ use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
-use super::server::{FOR_CALLS, Outcome, Server, ServerEngine, Session};
+use super::server::{Outcome, Server, ServerEngine, Session};
+use crate::engine::Result;
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
-use crate::engine::{Result, Warnings};
 use crate::model::OwnerToken;
 
 mod checks;
@@ -59,6 +62,8 @@ mod transaction;
 mod updates;
 
 const NAME: &str = "mysql";
+/// A connection that was not used for this long may have been closed by the server: it is tested.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Maximum number of attempts, of releases, and of renewals through TLS in a statement. With usual names its packet is smaller than a record of
 /// TLS (16 KiB): version 0.9.0 of the driver does not set `TCP_NODELAY`, so the second record of a packet waits for a delayed
@@ -97,20 +102,12 @@ impl Server for MysqlServer {
         &self.connections
     }
 
-    fn most_for_calls(&self) -> usize {
-        self.config.settings.max_connections.unwrap_or(FOR_CALLS) as usize
-    }
-
     async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>> {
         Ok(Box::new(MysqlSession::open(&self).await?))
     }
 
     fn is_notified(&self) -> bool {
         false
-    }
-
-    fn warnings(&self) -> Option<&Warnings> {
-        self.config.settings.warnings.as_deref()
     }
 }
 
@@ -121,15 +118,19 @@ impl Session for MysqlSession {
     }
 
     async fn check_before_use(&mut self) -> bool {
-        MysqlSession::check_before_use(self).await
+        // The driver does not see that the server has closed an idle connection.
+        self.used_at.elapsed() < IDLE || self.ping().await.is_ok()
     }
 
     async fn ping(&mut self) -> Outcome<()> {
-        MysqlSession::ping(self).await
+        let answered = self.client.ping().await;
+        self.used_at = Instant::now();
+        answered.map_err(|error| self.server.failure(error))
     }
 
     async fn close(self: Box<Self>) {
-        MysqlSession::close(*self).await;
+        // Otherwise the server would report it as aborted.
+        let _ = timeout(self.server.connections.store_timeout, self.client.close()).await;
     }
 
     async fn set_up(&mut self) -> Outcome<()> {

@@ -11,6 +11,9 @@ pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMES
 /// Sets `@u` to the server's clock, in microseconds since 1970.
 pub(super) const CLOCK: &str = "SET @u = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
+/// Before a statement on MariaDB: it fails at a locked row, instead of a wait.
+pub(super) const NO_WAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR ";
+
 /// Statements, each of which has one answer.
 #[derive(Default)]
 pub(super) struct Packet {
@@ -29,26 +32,21 @@ impl Packet {
 }
 
 /// The answer of one statement.
-pub(super) struct Answer<T = Row> {
-    pub rows: Vec<T>,
+pub(super) struct Answer {
+    pub rows: Vec<Row>,
     /// The number of rows that an `UPDATE` matched.
     pub affected: u64,
     /// The last value of `LAST_INSERT_ID(…)` in the statement.
     pub insert_id: u64,
 }
 
-/// A row: the text of each value.
-pub(super) struct Row(Vec<Option<Vec<u8>>>);
+/// A row. The values of a packet are texts.
+pub(super) struct Row(pub MySqlRow);
 
 impl Row {
-    pub(super) fn new(row: &MySqlRow) -> sqlx::Result<Self> {
-        let values = (0..row.len()).map(|column| row.try_get_unchecked(column));
-        values.collect::<sqlx::Result<_>>().map(Row)
-    }
-
     /// Returns a value. `None`: NULL.
     pub(super) fn bytes(&self, column: usize) -> Option<&[u8]> {
-        self.0.get(column)?.as_deref()
+        self.0.try_get_unchecked(column).ok()?
     }
 
     /// Returns a value as text.
@@ -59,7 +57,7 @@ impl Row {
 
     /// Returns a number. `None`: NULL, or not a number.
     pub(super) fn number(&self, column: usize) -> Option<i64> {
-        std::str::from_utf8(self.bytes(column)?).ok()?.parse().ok()
+        self.0.try_get_unchecked(column).ok()?
     }
 
     /// Whether a value is true.

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::stream::BoxStream;
 use futures_util::{FutureExt, TryStreamExt};
 use sqlx::mysql::{MySqlArguments, MySqlConnection, MySqlQueryResult, MySqlRow, MySqlSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either, Executor as _, SqlSafeStr as _};
+use sqlx::{AssertSqlSafe, ConnectOptions, Either, Executor as _, SqlSafeStr as _};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
@@ -20,9 +19,6 @@ use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::products::OF_MYSQL;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
-
-/// A connection that was not used for this long may have been closed by the server: it is tested.
-const IDLE: Duration = Duration::from_secs(1);
 
 /// What every connection of an engine needs.
 pub(in crate::engine) struct MysqlServer {
@@ -46,7 +42,7 @@ struct Thread {
 pub(in crate::engine::sql) struct MysqlSession {
     pub(super) server: Arc<MysqlServer>,
     pub(super) connection: Arc<Connection>,
-    client: MySqlConnection,
+    pub(super) client: MySqlConnection,
     pub(super) has_tls: bool,
     /// Whether transactions read committed rows. The servers that log statements instead of rows refuse that.
     pub(super) reads_committed: bool,
@@ -93,7 +89,7 @@ impl MysqlServer {
         })
     }
 
-    fn failure(&self, cause: sqlx::Error) -> Failure {
+    pub(super) fn failure(&self, cause: sqlx::Error) -> Failure {
         Failure::of_driver(&self.connections.place, kind_of(&cause), cause)
     }
 
@@ -236,83 +232,54 @@ impl MysqlSession {
         connection.within_limit(self.run(packet, answers)).await
     }
 
-    /// Executes a prepared statement within the store timeout. The first call of a connection prepares `text()`. `read` reads a row.
+    /// Executes a prepared statement within the store timeout. The first call of a connection prepares `text()`.
     /// `None`: the server cannot prepare it. Nothing was executed, and this connection prepares no further statements.
-    pub(super) async fn run_prepared<T: Send>(
+    pub(super) async fn run_prepared(
         &mut self,
         statement: Statement,
         text: impl FnOnce(&Tables) -> String,
         arguments: MySqlArguments,
-        read: fn(&MySqlRow) -> sqlx::Result<T>,
-    ) -> Outcome<Option<Answer<T>>> {
+    ) -> Outcome<Option<Answer>> {
         let connection = self.connection.clone();
-        let mut answers = Vec::new();
-        let known = self.prepared.get(&statement).cloned();
-        let executed = async {
-            let text = match known {
-                Some(text) => text,
-                None => {
-                    let text: Arc<str> = text(&self.server.tables).into();
-                    // Has its own limit. With a shared one, a slow connection would count as silent.
-                    let prepared = connection.within_limit(self.prepare(text.clone()));
-                    if !prepared.await.map_err(Failure::not_sent)? {
-                        return Ok(());
-                    }
-                    self.prepared.insert(statement, text.clone());
-                    text
+        let text = match self.prepared.get(&statement) {
+            Some(text) => text.clone(),
+            None => {
+                let text: Arc<str> = text(&self.server.tables).into();
+                // Has its own limit. With a shared one, a slow connection would count as silent.
+                let prepared = connection.within_limit(self.prepare(text.clone()));
+                if !prepared.await.map_err(Failure::not_sent)? {
+                    return Ok(None);
                 }
-            };
-            let executing = async {
-                let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
-                let executed = receive(results, read, &mut answers).await;
-                self.was_prepared(executed)
-            };
-            connection.within_limit(executing).await.map(|_| ())
+                self.prepared.insert(statement, text.clone());
+                text
+            }
         };
-        executed.await?;
-        Ok(answers.pop())
+        let executing = async {
+            let mut answers = Vec::new();
+            let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
+            let executed = receive(results, &mut answers).await;
+            let is_executed = self.unless_refused(executed, cannot_prepare)?;
+            Ok(answers.pop().filter(|_| is_executed))
+        };
+        connection.within_limit(executing).await
     }
 
     /// Prepares a statement. `false`: the server refused to prepare it. It is then sent as text, and that reply has the error, if there is one.
     async fn prepare(&mut self, text: Arc<str>) -> Outcome<bool> {
         let prepared = self.client.prepare(AssertSqlSafe(text).into_sql_str()).await;
-        self.used_at = Instant::now();
-        match prepared {
-            Err(error) if refuses_to_prepare(&error) => {
-                self.prepares = false;
-                Ok(false)
-            }
-            prepared => prepared.map(|_| true).map_err(|error| self.server.failure(error)),
-        }
+        self.unless_refused(prepared.map(|_| ()), refuses_to_prepare)
     }
 
-    /// Evaluates the outcome of a prepared statement. `false`: the server cannot execute the prepared statement.
-    fn was_prepared(&mut self, outcome: sqlx::Result<()>) -> Outcome<bool> {
+    /// Evaluates the outcome of a preparation, or of a prepared statement. `false`: the server refuses prepared statements.
+    fn unless_refused(&mut self, outcome: sqlx::Result<()>, is_refusal: fn(&sqlx::Error) -> bool) -> Outcome<bool> {
         self.used_at = Instant::now();
         match outcome {
-            Err(error) if cannot_prepare(&error) => {
+            Err(error) if is_refusal(&error) => {
                 self.prepares = false;
                 Ok(false)
             }
             outcome => outcome.map(|()| true).map_err(|error| self.server.failure(error)),
         }
-    }
-
-    /// Whether the connection is open. Tests one that was not used for some time: the driver does not see that it was closed.
-    pub(super) async fn check_before_use(&mut self) -> bool {
-        self.used_at.elapsed() < IDLE || self.ping().await.is_ok()
-    }
-
-    /// Sends a request without an effect, and waits for its answer.
-    pub(super) async fn ping(&mut self) -> Outcome<()> {
-        let answered = self.client.ping().await;
-        self.used_at = Instant::now();
-        answered.map_err(|error| self.server.failure(error))
-    }
-
-    /// Closes the connection. Otherwise the server would report it as aborted.
-    pub(super) async fn close(self) {
-        let _ = timeout(self.server.connections.store_timeout, self.client.close()).await;
     }
 
     /// Checks the answer to `SELECT @@GLOBAL.read_only`. A server that became read-only may be a former primary, whose rows are old.
@@ -337,24 +304,18 @@ fn is_writable(row: &Row, column: usize) -> bool {
 }
 
 async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {
-    receive(
-        sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client),
-        Row::new,
-        answers,
-    )
-    .await
+    receive(sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client), answers).await
 }
 
-/// Receives the answers of statements. `read` reads a row.
-async fn receive<T: Send>(
+/// Receives the answers of statements.
+async fn receive(
     mut results: BoxStream<'_, sqlx::Result<Either<MySqlQueryResult, MySqlRow>>>,
-    read: fn(&MySqlRow) -> sqlx::Result<T>,
-    answers: &mut Vec<Answer<T>>,
+    answers: &mut Vec<Answer>,
 ) -> sqlx::Result<()> {
     let mut rows = Vec::new();
     while let Some(result) = results.try_next().await? {
         match result {
-            Either::Right(row) => rows.push(read(&row)?),
+            Either::Right(row) => rows.push(Row(row)),
             Either::Left(done) => answers.push(Answer {
                 rows: std::mem::take(&mut rows),
                 affected: done.rows_affected(),

@@ -4,51 +4,18 @@
 //! them. On MariaDB an attempt returns the rows. On MySQL the insert id answers an attempt for one name. Several attempts are text there,
 //! with a `SELECT`. So are all attempts on a server that cannot prepare statements.
 
-use sqlx::Row as _;
-use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::mysql::MySqlArguments;
 
 use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
-use crate::engine::core::ledger::StoredName;
-use crate::engine::sql::Page;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Attempt, Granted, Lease, PageRead, micros};
+use crate::engine::sql::server::single_calls::{Attempt, Granted, PageRead, micros};
+use crate::engine::sql::{Lease, Page};
 
-/// The columns that [`AttemptRow`] reads. The remaining time of the lease follows them.
+/// The columns that [`granted`] reads. The remaining time of the lease follows them.
 const ATTEMPT_COLUMNS: &str = "name, owner, fence, queued";
-
-/// The row of a name after an attempt.
-struct AttemptRow {
-    name: StoredName,
-    owner: Option<String>,
-    fence: i64,
-    is_queued: bool,
-    remaining_us: i64,
-}
-
-impl AttemptRow {
-    fn of_text(row: &Row) -> Option<Self> {
-        Some(AttemptRow {
-            name: row.bytes(0)?.to_vec(),
-            owner: row.text(1),
-            fence: row.number(2)?,
-            is_queued: row.is_true(3),
-            remaining_us: row.number(4)?,
-        })
-    }
-
-    fn of_prepared(row: &MySqlRow) -> sqlx::Result<Self> {
-        Ok(AttemptRow {
-            name: row.try_get_unchecked(0)?,
-            owner: row.try_get_unchecked(1)?,
-            fence: row.try_get_unchecked(2)?,
-            is_queued: row.try_get_unchecked::<i32, _>(3)? != 0,
-            remaining_us: row.try_get_unchecked(4)?,
-        })
-    }
-}
 
 /// The fencing token after an attempt. `{free}` is the condition on which the attempt grants the name.
 const FENCE: &str = "IF({free}, GREATEST(fence + 1, VALUES(fence)), fence)";
@@ -72,9 +39,9 @@ pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) ->
             format!("{text} RETURNING {ATTEMPT_COLUMNS}, expires_at - {NOW}")
         };
         let arguments = arguments_of(padded(&sorted).copied());
-        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments, AttemptRow::of_prepared);
+        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments);
         if let Some(answer) = prepared.await? {
-            return Ok(granted(answer.rows, &sorted));
+            return Ok(granted(&answer.rows, &sorted));
         }
     } else if session.prepares
         && let [attempt @ (name, claim)] = sorted[..]
@@ -83,7 +50,7 @@ pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) ->
             let values = format!("(?, ?, LAST_INSERT_ID({NOW}), since, since + ?, ?, ?, ?)");
             attempt_statement(tables, &values, FENCE_AS_ID)
         };
-        let prepared = session.run_prepared(Statement::AttemptOne, text, arguments_of([attempt]), |_| Ok(()));
+        let prepared = session.run_prepared(Statement::AttemptOne, text, arguments_of([attempt]));
         if let Some(answer) = prepared.await? {
             let mut granted = Granted::default();
             if answer.insert_id >= LEAST_FENCE {
@@ -119,10 +86,7 @@ pub(super) async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) ->
     ));
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
-    Ok(granted(
-        rows(&answers, after).iter().filter_map(AttemptRow::of_text),
-        &sorted,
-    ))
+    Ok(granted(rows(&answers, after), &sorted))
 }
 
 /// Returns the values of the statement of attempts.
@@ -155,22 +119,27 @@ fn attempt_statement(tables: &Tables, values: &str, fence: &str) -> String {
 }
 
 /// Returns the answers to attempts, which are sorted by name.
-fn granted(attempt_rows: impl IntoIterator<Item = AttemptRow>, attempts: &[&Attempt]) -> Granted {
+fn granted(attempt_rows: &[Row], attempts: &[&Attempt]) -> Granted {
     let mut granted = Granted::default();
     for row in attempt_rows {
-        let Ok(index) = attempts.binary_search_by(|(name, _)| name.cmp(&row.name)) else {
+        let (Some(name), Some(owner)) = (row.bytes(0), row.text(1)) else {
             continue;
         };
-        let Some(owner) = row.owner else { continue };
+        let (Some(fence), Some(remaining_us)) = (row.number(2), row.number(4)) else {
+            continue;
+        };
+        let Ok(index) = attempts.binary_search_by(|(of_attempt, _)| of_attempt.as_slice().cmp(name)) else {
+            continue;
+        };
         let claim = &attempts[index].1;
         // A lease that is shorter was not granted by this statement: a waiter has entered the queue and left it.
-        let is_whole = i128::from(row.remaining_us) >= claim.ttl.duration().as_micros() as i128;
+        let is_whole = i128::from(remaining_us) >= claim.ttl.duration().as_micros() as i128;
         if owner != claim.owner.as_str() {
-            if row.remaining_us > 0 {
-                granted.held.insert(row.name, (owner, micros(row.remaining_us)));
+            if remaining_us > 0 {
+                granted.held.insert(name.to_vec(), (owner, micros(remaining_us)));
             }
-        } else if !row.is_queued && is_whole {
-            granted.fences.insert(row.name, row.fence);
+        } else if !row.is_true(3) && is_whole {
+            granted.fences.insert(name.to_vec(), fence);
         }
     }
     granted
@@ -178,28 +147,27 @@ fn granted(attempt_rows: impl IntoIterator<Item = AttemptRow>, attempts: &[&Atte
 
 /// Reads pages of leases, each sorted by name. A reserved name has no holder.
 pub(super) async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<PageRead>> {
-    let bounds = bounds(session, pages).await?;
     let mut packet = Packet::default();
+    // A proxy sends a packet that begins with a SELECT to a replica.
     packet.add(CLOCK);
     let read_only = packet.add("SELECT @@GLOBAL.read_only");
     let Tables { locks, waiters, .. } = &session.server.tables;
+    let is_held = "l.owner NOT LIKE '%-next' AND l.expires_at > @u";
     let mut indexes = Vec::new();
-    for (page, bound) in pages.iter().zip(&bounds) {
-        let end = bound.as_ref().unwrap_or(&page.end);
+    for page in pages {
         indexes.push(packet.add(format_args!(
-            "SELECT l.name, l.expires_at - @u, l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
-             (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u) \
-             FROM {locks} AS l WHERE l.name >= {} AND l.name < {} AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > @u \
-             ORDER BY l.name LIMIT {}",
+            "SELECT l.name, IF({is_held}, l.expires_at - @u, NULL), l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
+             IF({is_held}, (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u), 0) \
+             FROM {locks} AS l WHERE l.name >= {} AND l.name < {} ORDER BY l.name LIMIT {}",
             Bytes(&page.start),
-            Bytes(end),
+            Bytes(&page.end),
             Page::SIZE,
         )));
     }
     let mut answers = Vec::new();
     session.run_within_limit(packet, &mut answers).await?;
     session.check_writable(&answers, read_only)?;
-    let lease = |row: &super::packet::Row| {
+    let lease = |row: &Row| {
         Some(Lease {
             name: row.bytes(0)?.to_vec(),
             remaining: micros(row.number(1)?),
@@ -211,39 +179,12 @@ pub(super) async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<
             waiting: row.number(7)?,
         })
     };
-    let read = |(index, bound)| {
-        let leases: Option<Vec<Lease>> = rows(&answers, index).iter().map(lease).collect();
-        leases.map(|leases| PageRead { leases, bound })
+    let read = |(index, page): (usize, &Page)| {
+        let rows = rows(&answers, index);
+        PageRead {
+            leases: rows.iter().filter_map(lease).collect(),
+            next: page.next(rows.last().and_then(|last| last.bytes(0)), rows.len()),
+        }
     };
-    let read: Option<Vec<PageRead>> = indexes.into_iter().zip(bounds).map(read).collect();
-    read.ok_or_else(|| session.unexpected())
-}
-
-/// Returns, for each page, the first name after the rows that the page may read. `None`: the page has no further rows.
-async fn bounds(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Option<Vec<u8>>>> {
-    let mut bounds: Vec<Option<Vec<u8>>> = pages.iter().map(|page| page.bound.clone()).collect();
-    if !pages.iter().any(Page::needs_bound) {
-        return Ok(bounds);
-    }
-    let mut packet = Packet::default();
-    // A proxy sends a packet that begins with a SELECT to a replica.
-    packet.add(CLOCK);
-    let locks = &session.server.tables.locks;
-    let mut indexes = Vec::new();
-    for (position, page) in pages.iter().enumerate().filter(|(_, page)| page.needs_bound()) {
-        let index = packet.add(format_args!(
-            "SELECT name FROM {locks} WHERE name >= {} AND name < {} ORDER BY name LIMIT 1 OFFSET {}",
-            Bytes(&page.start),
-            Bytes(&page.end),
-            Page::ROWS,
-        ));
-        indexes.push((position, index));
-    }
-    let mut answers = Vec::new();
-    session.run_within_limit(packet, &mut answers).await?;
-    for (position, index) in indexes {
-        let row = rows(&answers, index).first();
-        bounds[position] = row.and_then(|row| row.bytes(0)).map(<[u8]>::to_vec);
-    }
-    Ok(bounds)
+    Ok(indexes.into_iter().zip(pages).map(read).collect())
 }

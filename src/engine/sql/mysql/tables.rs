@@ -4,6 +4,7 @@ use super::packet::{Bytes, Packet, list, rows};
 use super::session::MysqlSession;
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;
+use crate::engine::sql::tables::without_comments;
 
 /// The columns of the tables.
 const LOCKS: &str = "name, owner, fence, expires_at, queued, since, host, pid, metadata";
@@ -37,12 +38,7 @@ impl Tables {
 
     /// Creates the tables.
     fn schema(&self) -> Packet {
-        let file: Vec<&str> = include_str!("schema.sql")
-            .lines()
-            .filter(|line| !line.starts_with("--"))
-            .collect();
-        let text = file
-            .join("\n")
+        let text = without_comments(include_str!("schema.sql"))
             .replace("{locks}", &self.locks)
             .replace("{waiters}", &self.waiters);
         let mut packet = Packet::default();

@@ -12,12 +12,12 @@ use super::statements::Sql;
 use crate::engine::RESERVATION;
 use crate::engine::core::ledger::{Content, Notification, StoredName};
 use crate::engine::hand_off::GrantTimes;
-use crate::engine::sql::Page;
 use crate::engine::sql::failure::Kind;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{
-    Attempt, Granted, Lease, PageRead, ReleaseAnswer, ReleasedNames, RenewedOwners, SingleChanges, micros,
+    Attempt, Granted, PageRead, ReleaseAnswer, ReleasedNames, RenewedOwners, SingleChanges, micros,
 };
+use crate::engine::sql::{Lease, Page};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// Executes releases and renewals. The statements are sent at the same time.
@@ -209,28 +209,29 @@ pub(super) async fn read(session: &PostgresSession, pages: &[Page]) -> Outcome<V
 
 /// Reads the leases of a page, sorted by name.
 async fn read_page(session: &PostgresSession, page: &Page) -> Outcome<PageRead> {
-    let mut bound = page.bound.clone();
-    if page.needs_bound() {
-        let rows = session
-            .query(Sql::PageBound, &[&page.start, &page.end, &Page::ROWS])
-            .await?;
-        bound = rows.first().map(|row| session.get::<Vec<u8>>(row, 0)).transpose()?;
-    }
-    let end = bound.as_ref().unwrap_or(&page.end);
-    let rows = session.query(Sql::List, &[&page.start, end, &Page::SIZE]).await?;
-    let leases: Outcome<Vec<Lease>> = rows.iter().map(|row| lease(session, row)).collect();
-    Ok(PageRead { leases: leases?, bound })
+    let values: &Values<'_> = &[&page.start, &page.end, &Page::SIZE];
+    let rows = session.query(Sql::List, values).await?;
+    let leases: Outcome<Vec<Lease>> = rows.iter().filter_map(|row| lease(session, row).transpose()).collect();
+    let last = rows.last().map(|row| session.get(row, 0)).transpose()?;
+    Ok(PageRead {
+        leases: leases?,
+        next: page.next(last, rows.len()),
+    })
 }
 
-fn lease(session: &PostgresSession, row: &Row) -> Outcome<Lease> {
-    Ok(Lease {
+/// Reads the lease of a row. `None`: the name is free.
+fn lease(session: &PostgresSession, row: &Row) -> Outcome<Option<Lease>> {
+    let Some(remaining) = session.get(row, 1)? else {
+        return Ok(None);
+    };
+    Ok(Some(Lease {
         name: session.get(row, 0)?,
-        remaining: micros(session.get(row, 1)?),
+        remaining: micros(remaining),
         fence: session.get(row, 2)?,
         host: session.get(row, 3)?,
         pid: session.get(row, 4)?,
         since_ms: session.get(row, 5)?,
         metadata: session.get(row, 6)?,
         waiting: session.get(row, 7)?,
-    })
+    }))
 }

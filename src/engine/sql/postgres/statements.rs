@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio_postgres::types::Type;
 
+use crate::engine::sql::tables::without_comments;
+
 /// Declares the statements, each with its file.
 macro_rules! statements {
     ($($name:ident $file:literal)*) => {
@@ -26,6 +28,7 @@ statements! {
     ReleaseOne "single/release_one"
     HandOff "single/hand_off"
     Lock "transaction/lock"
+    Create "transaction/create"
     Rows "transaction/rows"
     Queue "transaction/queue"
     Leave "transaction/leave"
@@ -35,7 +38,6 @@ statements! {
     Heartbeat "heartbeat"
     Check "check"
     List "single/list"
-    PageBound "single/page_bound"
     ClaimSweep "claim_sweep"
     OldSnapshot "old_snapshot"
     Sweep "sweep"
@@ -66,7 +68,7 @@ pub(super) struct Statements {
     pub schema: String,
     /// Creates the tables, as one transaction.
     create: String,
-    /// The statements that begin a transaction: with the usual lock timeout, and with a brief one.
+    /// The statements that begin a transaction: with the usual lock timeout, and with one for transactions that skip locked rows.
     begins: [String; 2],
     all: Vec<Statement>,
 }
@@ -109,8 +111,8 @@ impl Statements {
 
     /// Returns the statements that begin a transaction. A process that is stopped during one holds the locks of its rows: the server ends its
     /// session then. Behind a pooler a session does not have these settings.
-    pub(super) fn begin(&self, is_brief: bool) -> &str {
-        &self.begins[usize::from(is_brief)]
+    pub(super) fn begin(&self, skips_locked: bool) -> &str {
+        &self.begins[usize::from(skips_locked)]
     }
 
     /// Returns the statements that create the tables, and before them their schema if it is missing: `IF NOT EXISTS` alone would
@@ -160,15 +162,10 @@ fn types(text: &str) -> Vec<Type> {
     by_number.into_values().collect()
 }
 
-fn without_comments(file: &str) -> String {
-    let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
-    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
-}
-
 /// The schema of a table whose name has none.
 pub(super) const SCHEMA: &str = "holdfast";
 
-/// How long a brief transaction waits for a lock.
+/// How long a transaction that skips locked rows waits for a row that is being created, or for a locked table.
 const BRIEF_LOCK_WAIT_MS: u128 = 10;
 
 /// The key of the advisory lock under which tables are created: "holdfast" in ASCII.

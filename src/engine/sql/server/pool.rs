@@ -4,14 +4,13 @@
 //! it is used, because a pooler may accept a login and have no connection to the server. A waiting task uses the first connection that
 //! becomes idle. If several are idle, it uses the one that was used last. Connections that are idle for [`IDLE`] are closed, except one.
 
-use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -34,8 +33,10 @@ const IDLE: Duration = Duration::from_secs(10);
 pub(super) struct Pool {
     server: Arc<dyn Server>,
     state: Mutex<State>,
-    /// Notifies waiting tasks.
-    changes: watch::Sender<()>,
+    /// Held by the first of the tasks that wait for a connection. The others wait for their turn.
+    turn: AsyncMutex<()>,
+    /// Notifies that task.
+    changes: Notify,
     /// Notifies the tests of silent connections that a new one is open.
     openings: watch::Sender<()>,
     closed: CancellationToken,
@@ -54,9 +55,6 @@ struct State {
     failed: Option<(Instant, Failure)>,
     /// The number of failures to connect.
     failures: usize,
-    /// The waiting tasks, in their order.
-    waiting: VecDeque<usize>,
-    next_ticket: usize,
 }
 
 /// What a waiting task does next.
@@ -65,19 +63,6 @@ enum Next {
     Fail(Failure),
     /// Waits for a change, or until then.
     Wait(Option<Instant>),
-}
-
-/// The position of a waiting task. Dropping it leaves the queue.
-struct Ticket<'a> {
-    pool: &'a Pool,
-    number: usize,
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        self.pool.state.lock().waiting.retain(|number| *number != self.number);
-        self.pool.changes.send_replace(());
-    }
 }
 
 /// A connection in use. Dropping it returns it, or closes it if statements have no outcome or broke it.
@@ -100,10 +85,9 @@ impl Pool {
                 is_closing_idle: false,
                 failed: None,
                 failures: 0,
-                waiting: VecDeque::new(),
-                next_ticket: 0,
             }),
-            changes: watch::Sender::default(),
+            turn: AsyncMutex::default(),
+            changes: Notify::new(),
             openings: watch::Sender::default(),
             _closing: closed.clone().drop_guard(),
             closed,
@@ -136,40 +120,32 @@ impl Pool {
     }
 
     async fn next_usable(self: &Arc<Self>) -> Outcome<Checkout> {
-        let mut changes = self.changes.subscribe();
-        let (ticket, mut failures) = {
-            let mut state = self.state.lock();
-            let number = state.next_ticket;
-            state.next_ticket += 1;
-            state.waiting.push_back(number);
-            (Ticket { pool: self, number }, state.failures)
-        };
+        let mut failures = self.state.lock().failures;
         loop {
-            changes.mark_unchanged();
-            match self.next(ticket.number, &mut failures) {
-                Next::Use(session) => {
-                    if let Some(checkout) = self.tested(session).await {
-                        return Ok(checkout);
-                    }
-                    self.state.lock().waiting.push_front(ticket.number);
-                }
-                Next::Fail(failure) => return Err(failure),
-                // The sender lives as long as the pool.
-                Next::Wait(None) => _ = changes.changed().await,
-                Next::Wait(Some(until)) => _ = timeout_at(until, changes.changed()).await,
+            let session = self.next_idle(&mut failures).await?;
+            if let Some(checkout) = self.tested(session).await {
+                return Ok(checkout);
             }
         }
     }
 
-    /// Returns what the task with this ticket does next. `failures`: the number of failures that it need not report.
-    fn next(self: &Arc<Self>, ticket: usize, failures: &mut usize) -> Next {
+    /// Waits for the turn, and for a connection. `failures`: the number of failures to connect that the task need not report.
+    async fn next_idle(self: &Arc<Self>, failures: &mut usize) -> Outcome<Box<dyn Session>> {
+        let _turn = self.turn.lock().await;
+        loop {
+            match self.next(failures) {
+                Next::Use(session) => return Ok(session),
+                Next::Fail(failure) => return Err(failure),
+                Next::Wait(None) => self.changes.notified().await,
+                Next::Wait(Some(until)) => _ = timeout_at(until, self.changes.notified()).await,
+            }
+        }
+    }
+
+    /// Returns what the first waiting task does next.
+    fn next(self: &Arc<Self>, failures: &mut usize) -> Next {
         let mut state = self.state.lock();
-        if state.waiting.front() == Some(&ticket)
-            && let Some((_, session)) = state.idle.pop()
-        {
-            state.waiting.pop_front();
-            drop(state);
-            self.changes.send_replace(());
+        if let Some((_, session)) = state.idle.pop() {
             return Next::Use(session);
         }
         let is_first = state.open == 0;
@@ -184,7 +160,7 @@ impl Pool {
             }
         }
         *failures = state.failures;
-        if !state.is_opening && state.idle.is_empty() && state.open < self.server.most_for_calls() {
+        if !state.is_opening && state.open < self.server.most_for_calls() {
             state.is_opening = true;
             let (server, closed, pool) = (self.server.clone(), self.closed.clone(), Arc::downgrade(self));
             let opening = async move {
@@ -220,7 +196,7 @@ impl Pool {
                 state.failures += 1;
                 state.failed = Some((Instant::now(), failure));
                 drop(state);
-                self.changes.send_replace(());
+                self.changes.notify_one();
             }
         }
     }
@@ -229,12 +205,9 @@ impl Pool {
     fn keep(self: &Arc<Self>, session: Box<dyn Session>) {
         let mut state = self.state.lock();
         state.idle.push((Instant::now(), session));
-        let has_waiting = !state.waiting.is_empty();
         let closes_idle = state.open > 1 && !std::mem::replace(&mut state.is_closing_idle, true);
         drop(state);
-        if has_waiting {
-            self.changes.send_replace(());
-        }
+        self.changes.notify_one();
         if closes_idle {
             tokio::spawn(close_idle(Arc::downgrade(self)).boxed());
         }
@@ -303,7 +276,7 @@ impl Pool {
     /// Records the end of a connection.
     fn forget(&self) {
         self.state.lock().open -= 1;
-        self.changes.send_replace(());
+        self.changes.notify_one();
     }
 }
 
@@ -361,13 +334,12 @@ impl Checkout {
     /// Returns the outcome of statements. A failure that breaks the connection closes it.
     pub(super) fn settle<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
         let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
-        let server = &self.pool.server;
         if let Err(failure) = &outcome
             && failure.kind() == Kind::NoTable
-            && let Some(warnings) = server.warnings()
         {
-            let address = &server.connections().place.address;
-            warnings.warn(format!(
+            let connections = self.pool.connections();
+            let address = &connections.place.address;
+            connections.warn(format!(
                 "the tables of the locks at {address} were dropped while this service ran: the leases in them are lost, and other callers may \
                  acquire their names. The next call creates the tables again. Migration tools drop tables that they do not know: give \
                  holdfast a schema or a database of its own with the option table"

@@ -7,8 +7,10 @@
 //! queue, of waiters that found the name busy, and where another transaction has locked the row.
 
 use std::collections::{HashMap, HashSet};
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -16,11 +18,12 @@ use tokio::time::Instant;
 
 use super::Outcome;
 use super::pool::Pool;
+use super::recent_names::RecentNames;
 use super::single_calls::{
-    Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges, answer_attempts, answer_reads,
-    answer_releases, answer_renewals, attempts, pages,
+    Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges, answer_attempts, answer_reads, answer_releases,
+    answer_renewals, attempts, pages,
 };
-use super::transaction::{CheckedNames, Prefix};
+use super::transaction::Prefix;
 use super::upkeep::SWEEP_INTERVAL;
 use super::waiters::Waiters;
 use super::worker::LockedNames;
@@ -28,7 +31,7 @@ use crate::clock::Moment;
 use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::Page;
 use crate::engine::sql::failure::{Failure, Kind};
-use crate::engine::sql::jobs::{Job, Receiver, Sender, StartState};
+use crate::engine::sql::jobs::{ATTEMPTS, CHANGES, Job, READS, Receiver, Sender, StartState};
 use crate::event_loop::{Task, unless_it_panics};
 use crate::model::{Claim, Key, OwnerToken};
 
@@ -65,10 +68,10 @@ pub(super) struct Shared {
     pub waiters: Arc<Waiters>,
     /// The queue of the transactions.
     pub transactions: Sender,
-    pub names: mpsc::UnboundedSender<CheckedNames>,
     pub locked: Arc<LockedNames>,
     pub forwarded: ForwardedOwners,
-    pub queued: QueuedNames,
+    /// The names that their last release handed off: they are likely to have a queue again.
+    pub queued: RecentNames,
     pub timers: Timers,
 }
 
@@ -111,15 +114,21 @@ fn started<'a>(statements: impl Future<Output = ()> + Send + 'a) -> Running<'a> 
     Some(Box::pin(async move { _ = unless_it_panics(pin!(statements)).await }))
 }
 
-/// Waits for the end of statements.
-async fn ended(running: &mut Running<'_>) {
-    match running {
-        Some(statements) => {
-            statements.await;
-            *running = None;
+/// Waits for the end of statements. Returns their part of the queue.
+async fn ended(running: &mut [Running<'_>; 3]) -> usize {
+    poll_fn(|context| {
+        for (part, statements) in running.iter_mut().enumerate() {
+            if statements
+                .as_mut()
+                .is_some_and(|one| one.as_mut().poll(context).is_ready())
+            {
+                *statements = None;
+                return Poll::Ready(part);
+            }
         }
-        None => std::future::pending().await,
-    }
+        Poll::Pending
+    })
+    .await
 }
 
 impl SingleWorker {
@@ -135,54 +144,53 @@ impl SingleWorker {
 
 /// Executes the jobs of a queue.
 async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, mut jobs: Receiver) {
-    let (mut attempts, mut changes, mut reads): (Running<'_>, Running<'_>, Running<'_>) = (None, None, None);
+    // By part of the queue.
+    let mut running: [Running<'_>; 3] = [None, None, None];
     // The owners of the attempts under way, and releases that have to follow one of them.
     let (mut owners, mut held_back): (Vec<OwnerToken>, Vec<Job>) = (Vec::new(), Vec::new());
     let (mut batch, mut started_at) = (Vec::new(), Instant::now());
     loop {
-        if attempts.is_none() {
+        let free = running.each_ref().map(Option::is_none);
+        let [_, can_check, can_attempt] = free;
+        if can_attempt {
             owners.clear();
             held_back.drain(..).for_each(|job| shared.transactions.send(job));
         }
-        let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
-        let can_check = free[1];
         // `select!` polls in random order, so that neither checks nor calls starve.
         tokio::select! {
-            () = ended(&mut attempts) => jobs.took(started_at.elapsed()),
-            () = ended(&mut changes) => {}
-            () = ended(&mut reads) => {}
+            part = ended(&mut running) => {
+                if part == ATTEMPTS {
+                    jobs.took(started_at.elapsed());
+                }
+            }
             Some(names) = checks.recv(), if can_check => {
                 let mut all = names;
                 while let Ok(more) = checks.try_recv() {
                     all.extend(more);
                 }
-                reads = started(shared.check(all));
+                running[READS] = started(shared.check(all));
             }
-            () = shared.timers.sweep_due(), if can_check => reads = started(shared.sweep()),
+            () = shared.timers.sweep_due(), if can_check => running[READS] = started(shared.sweep()),
             next = jobs.next_of_parts(&mut batch, free), if free != [false; 3] => {
                 if !next {
                     if free == [true; 3] {
                         break;
                     }
                     // Other parts of the queue may have jobs.
-                    tokio::select! {
-                        () = ended(&mut attempts) => {}
-                        () = ended(&mut changes) => {}
-                        () = ended(&mut reads) => {}
-                    }
+                    ended(&mut running).await;
                     continue;
                 }
                 let sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
                 if !(sorted.releases.is_empty() && sorted.renewals.is_empty()) {
-                    changes = started(shared.change(sorted.releases, sorted.renewals));
+                    running[CHANGES] = started(shared.change(sorted.releases, sorted.renewals));
                 }
                 if !sorted.attempts.is_empty() {
                     owners.extend(sorted.attempts.iter().chain(&sorted.repeated).filter_map(owner));
                     started_at = Instant::now();
-                    attempts = started(shared.attempt(sorted.attempts, sorted.repeated));
+                    running[ATTEMPTS] = started(shared.attempt(sorted.attempts, sorted.repeated));
                 }
                 if !sorted.reads.is_empty() {
-                    reads = started(shared.read(sorted.reads));
+                    running[READS] = started(shared.read(sorted.reads));
                 }
                 shared.timers.start();
             }
@@ -270,16 +278,20 @@ impl Shared {
         self.waiters.known.is_waited_for(&claim.keys()[0])
     }
 
+    /// Returns the first name of a claim, as it is stored.
+    fn name(&self, claim: &Claim) -> impl Iterator<Item = StoredName> {
+        std::iter::once_with(|| self.prefix.stored(&claim.keys()[0]))
+    }
+
     /// Whether another program may have locked the row of the name: the other calls of a statement would wait for it.
     fn is_locked(&self, claim: &Claim) -> bool {
-        let name = std::iter::once_with(|| self.prefix.stored(&claim.keys()[0]));
-        self.locked.has_one_of(name)
+        self.locked.names.have_one_of(self.name(claim))
     }
 
     /// Whether the name of a release is likely to have a queue.
     fn expects_queue(&self, release: &Job) -> bool {
         match release {
-            Job::Release(claims, ..) => self.has_waiters(&claims[0]) || self.queued.contain(&claims[0].keys()[0]),
+            Job::Release(claims, ..) => self.has_waiters(&claims[0]) || self.queued.have_one_of(self.name(&claims[0])),
             _ => false,
         }
     }
@@ -294,26 +306,22 @@ impl Shared {
 
     /// Makes attempts. `repeated`: attempts for the same names.
     async fn attempt(&self, mut first: Vec<Job>, mut repeated: Vec<Job>) {
-        let granted = match self.pool.checkout().await {
-            Ok(mut checkout) => {
-                first.retain(Job::start);
-                repeated.retain(Job::start);
-                match first.is_empty() {
-                    true => Ok(Granted::default()),
-                    false => {
-                        let granted = match checkout.session() {
-                            Ok(session) => session.attempt(&attempts(&self.prefix, &first)).await,
-                            Err(failure) => Err(failure),
-                        };
-                        checkout.settle(granted)
-                    }
-                }
-            }
-            Err(failure) => Err(failure),
-        };
+        let granted = self.granted(&mut first, &mut repeated).await;
         let granted = granted.map(|granted| answer_attempts(&mut first, &mut repeated, &self.prefix, granted));
         first.append(&mut repeated);
         self.finish(first, &granted);
+    }
+
+    /// Executes attempts. Removes cancelled ones.
+    async fn granted(&self, first: &mut Vec<Job>, repeated: &mut Vec<Job>) -> Outcome<Granted> {
+        let mut checkout = self.pool.checkout().await?;
+        first.retain(Job::start);
+        repeated.retain(Job::start);
+        if first.is_empty() {
+            return Ok(Granted::default());
+        }
+        let granted = checkout.session()?.attempt(&attempts(&self.prefix, first)).await;
+        checkout.settle(granted)
     }
 
     /// Makes releases and renewals.
@@ -357,15 +365,15 @@ impl Shared {
 
     /// Answers the jobs of a statement. Those without an answer go to the transactions.
     fn finish(&self, jobs: Vec<Job>, outcome: &Outcome<()>) {
-        // A transaction reads committed rows, and is divided if a locked row or one of the jobs is the cause.
-        let kind = outcome.as_ref().err().map(Failure::kind);
-        let is_final = kind.is_some_and(|kind| !kind.is_left_to_transactions());
-        if kind == Some(Kind::Locked) {
-            self.locked.record_wait();
+        // A transaction reads committed rows, and skips locked ones. It makes each call alone if one of them is the cause.
+        let failure = outcome.as_ref().err();
+        let is_final = failure.is_some_and(|failure| !failure.kind().is_left_to_transactions());
+        if let Some(failure) = failure.filter(|failure| failure.kind() == Kind::Locked) {
+            self.locked.record_wait(failure);
         }
         for job in jobs {
             if job.is_answered() || is_final {
-                job.answer(outcome.as_ref().err());
+                job.answer(failure);
             } else {
                 self.forward(job);
             }

@@ -4,16 +4,15 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::Outcome;
+use super::recent_names::RecentNames;
 use super::transaction::Prefix;
 use super::waiters::Effects;
 use crate::engine::core::ledger::{Notification, StoredName};
-use crate::engine::sql::Page;
 use crate::engine::sql::jobs::Job;
+use crate::engine::sql::{Lease, Page};
 use crate::engine::{Acquired, Released, Renewed};
-use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
 /// An attempt for one name.
 pub(in crate::engine::sql) type Attempt = (StoredName, Arc<Claim>);
@@ -32,10 +31,6 @@ pub(in crate::engine::sql) type ReleasedNames = Outcome<HashMap<StoredName, Rele
 
 /// The owners whose leases were extended. Renewals without an answer need a transaction.
 pub(in crate::engine::sql) type RenewedOwners = Outcome<HashSet<String>>;
-
-/// The names that their last release handed off: they are likely to have a queue again.
-#[derive(Default)]
-pub(super) struct QueuedNames(Mutex<HashSet<Key>>);
 
 /// The answer to a release.
 pub(in crate::engine::sql) struct ReleaseAnswer {
@@ -58,20 +53,8 @@ pub(in crate::engine::sql) struct Granted {
 /// The leases of a page, sorted by name.
 pub(in crate::engine::sql) struct PageRead {
     pub leases: Vec<Lease>,
-    /// The first name after the rows that the page may read. `None`: the page has no further rows.
-    pub bound: Option<Vec<u8>>,
-}
-
-/// A lease, as a list reads it.
-pub(in crate::engine::sql) struct Lease {
-    pub name: StoredName,
-    pub remaining: Duration,
-    pub fence: i64,
-    pub host: Option<String>,
-    pub pid: Option<i64>,
-    pub since_ms: Option<i64>,
-    pub metadata: Option<String>,
-    pub waiting: i64,
+    /// The page after it.
+    pub next: Option<Page>,
 }
 
 impl ReleaseAnswer {
@@ -82,27 +65,6 @@ impl ReleaseAnswer {
             is_handed_off,
             next,
         }
-    }
-}
-
-impl QueuedNames {
-    /// The most names. Beyond them all are forgotten: those that this process does not release again would stay.
-    const MOST: usize = 1024;
-
-    fn record(&self, key: &Key, is_handed_off: bool) {
-        let mut names = self.0.lock();
-        if !is_handed_off {
-            names.remove(key);
-            return;
-        }
-        if names.len() >= Self::MOST {
-            names.clear();
-        }
-        names.insert(key.clone());
-    }
-
-    pub(super) fn contain(&self, key: &Key) -> bool {
-        self.0.lock().contains(key)
     }
 }
 
@@ -153,19 +115,19 @@ pub(super) fn answer_releases(
     jobs: &mut [Job],
     prefix: &Prefix,
     mut released: HashMap<StoredName, ReleaseAnswer>,
-    queued: &QueuedNames,
+    queued: &RecentNames,
 ) -> Effects {
     let mut effects = Effects::default();
     for job in jobs {
         if let Job::Release(claims, _, reply) = job
-            && let key = &claims[0].keys()[0]
+            && let name = prefix.stored(&claims[0].keys()[0])
             && let Some(ReleaseAnswer {
                 is_live,
                 is_handed_off,
                 next,
-            }) = released.remove(&prefix.stored(key))
+            }) = released.remove(&name)
         {
-            queued.record(key, is_handed_off);
+            queued.record(&name, is_handed_off);
             reply.set(vec![if is_live { Released::Freed } else { Released::NotHeld }]);
             effects.left.push(claims[0].owner.clone());
             effects.notifications.extend(next);
@@ -210,35 +172,12 @@ pub(super) fn answer_attempts(jobs: &mut [Job], repeated: &mut [Job], prefix: &P
 
 /// Stores the answers to jobs that only read. `read`: the leases of each, sorted by name.
 pub(super) fn answer_reads(jobs: &mut [Job], prefix: &Prefix, read: Vec<PageRead>) {
-    for (job, PageRead { leases, bound }) in jobs.iter_mut().zip(read) {
-        let last = leases.last().map(|last| last.name.clone());
-        let count = leases.len();
-        let mut found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(prefix)).collect();
+    for (job, PageRead { leases, next }) in jobs.iter_mut().zip(read) {
+        let mut found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(&prefix.0)).collect();
         match job {
             Job::Inspect(_, reply) => reply.set(found.pop()),
-            Job::List(page, reply) => {
-                let next = page.next(last.as_deref(), count, bound);
-                reply.set((found, next));
-            }
+            Job::List(_, reply) => reply.set((found, next)),
             _ => {}
-        }
-    }
-}
-
-impl Lease {
-    fn info(self, prefix: &Prefix) -> LockInfo {
-        let process = Process {
-            host: self.host.unwrap_or_default(),
-            pid: self.pid.unwrap_or_default() as u32,
-        };
-        let since_ms = self.since_ms.unwrap_or_default().unsigned_abs();
-        LockInfo {
-            name: String::from_utf8_lossy(self.name.get(prefix.0.len()..).unwrap_or_default()).into_owned(),
-            remaining: Some(self.remaining),
-            fence: Some(Fence(self.fence.unsigned_abs())),
-            holder: Some(Holder { process, since_ms }),
-            metadata: self.metadata,
-            waiting: Some(self.waiting.unsigned_abs()),
         }
     }
 }

@@ -17,6 +17,7 @@ use super::statements::{Statements, Transaction};
 use crate::clock::Moment;
 use crate::engine::sql::config::SqliteConfig;
 use crate::engine::sql::failure::{Failure, Kind, Place};
+use crate::engine::sql::udp_wakeup::UdpWakeup;
 
 /// Shortest time between two re-openings after the files were deleted or replaced. Limits the load on a file system whose inode
 /// numbers change: there each comparison finds other files.
@@ -26,8 +27,9 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 pub(super) struct File {
     config: SqliteConfig,
     path: Arc<Path>,
-    place: Place,
+    pub place: Place,
     statements: Arc<Statements>,
+    wakeup: Arc<UdpWakeup>,
     open: Option<Open>,
     /// The earliest moment of the next re-opening.
     next_reopening: Moment,
@@ -41,7 +43,8 @@ struct Open {
 }
 
 impl File {
-    pub(super) fn new(config: SqliteConfig, statements: Arc<Statements>) -> Self {
+    /// `wakeup`: wakes every waiter after the file was opened, because wake-ups may have been lost.
+    pub(super) fn new(config: SqliteConfig, statements: Arc<Statements>, wakeup: Arc<UdpWakeup>) -> Self {
         File {
             path: config.path().into(),
             place: Place {
@@ -50,19 +53,20 @@ impl File {
             },
             config,
             statements,
+            wakeup,
             open: None,
             next_reopening: Moment::now(),
         }
     }
 
-    /// Returns the connection, and whether it is a new one.
+    /// Returns the connection.
     ///
     /// # Behavior
     /// Opens the files again when they were deleted or replaced.
     ///
     /// # Errors
     /// Fails with a retryable failure when they are deleted or replaced again within `REOPEN_PAUSE`.
-    pub(super) async fn connection(&mut self) -> Result<(&mut SqliteConnection, bool), Failure> {
+    pub(super) async fn connection(&mut self) -> Result<&mut SqliteConnection, Failure> {
         if !self.are_in_place() {
             if !self.next_reopening.is_past() {
                 return Err(self.replaced());
@@ -77,11 +81,15 @@ impl File {
         {
             self.reopen().await;
         }
-        let (open, fresh) = match self.open.take() {
-            Some(open) => (open, false),
-            None => (self.opened().await?, true),
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => {
+                let open = self.opened().await?;
+                self.wakeup.wake_all();
+                open
+            }
         };
-        Ok((&mut self.open.insert(open).connection, fresh))
+        Ok(&mut self.open.insert(open).connection)
     }
 
     /// Fails when the files were deleted or replaced: the last commit may be in files that no other process sees.
@@ -119,13 +127,15 @@ impl File {
         self.close().await;
     }
 
-    /// Makes the connection usable after an error, or closes it.
-    pub(super) async fn recover(&mut self, failure: &Failure) {
+    /// Makes the connection usable after an error, or closes it. Returns the failure.
+    pub(super) async fn failed(&mut self, error: sqlx::Error) -> Failure {
+        let failure = self.failure(error);
         match (failure.kind(), &mut self.open) {
             // It fails when there is no transaction, which is harmless.
             (Kind::Busy, Some(open)) => drop(open.connection.execute("ROLLBACK").await),
             _ => self.close().await,
         }
+        failure
     }
 
     pub(super) async fn close(&mut self) {
@@ -141,7 +151,7 @@ impl File {
         }
     }
 
-    pub(super) fn failure(&self, cause: sqlx::Error) -> Failure {
+    fn failure(&self, cause: sqlx::Error) -> Failure {
         Failure::of_driver(&self.place, kind_of(&self.path, &cause), cause)
     }
 

@@ -5,6 +5,8 @@ use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Either, Executor, SqlSafeStr, SqlStr};
 
+use crate::engine::sql::tables::without_comments;
+
 /// `BEGIN IMMEDIATE` takes the write lock at once. Otherwise the data that a transaction read could be outdated when it writes.
 const BEGIN: &str = "BEGIN IMMEDIATE;\n";
 const COMMIT: &str = "\nCOMMIT;";
@@ -33,11 +35,7 @@ pub(super) struct Script {
 impl Script {
     fn new(file: &str, table: &str) -> Self {
         // Remove the comments: the text is hashed at every call.
-        let lines: Vec<&str> = file
-            .lines()
-            .filter(|line| !line.trim_start().starts_with("--"))
-            .collect();
-        let text = lines.join("\n").trim().replace("{table}", table);
+        let text = without_comments(file).replace("{table}", table);
         let sql = |text: String| AssertSqlSafe(std::sync::Arc::<str>::from(text)).into_sql_str();
         Script {
             texts: [
@@ -60,7 +58,6 @@ pub(super) struct Statements {
     pub enqueue: Script,
     pub next_waiters: Script,
     pub renew: Script,
-    pub transfer: Script,
     pub release: Script,
     pub force_release: Script,
     pub list: Script,
@@ -79,7 +76,6 @@ impl Statements {
             enqueue: Script::new(include_str!("statements/queue/enqueue.sql"), table),
             next_waiters: Script::new(include_str!("statements/queue/next_waiters.sql"), table),
             renew: Script::new(include_str!("statements/renew.sql"), table),
-            transfer: Script::new(include_str!("statements/transfer.sql"), table),
             release: Script::new(include_str!("statements/release.sql"), table),
             force_release: Script::new(include_str!("statements/force_release.sql"), table),
             list: Script::new(include_str!("statements/list.sql"), table),

@@ -10,10 +10,10 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::statements::{Answers, Statements, Transaction};
 use crate::engine::core::ledger::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
-use crate::engine::sql::Page;
 use crate::engine::sql::udp_wakeup::{Address, UdpWakeup};
+use crate::engine::sql::{Lease, Page};
 use crate::engine::{Acquired, EXPIRED_POSITION_KEPT, Released, Renewed};
-use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// What the verbs need beside the transaction.
 pub(super) struct Verbs {
@@ -44,13 +44,6 @@ impl<'c> Call<'_, 'c> {
 }
 
 impl Verbs {
-    /// Wakes every waiter when the connection is new: wake-ups may have been lost.
-    pub(super) fn wake_all_if(&self, fresh: bool) {
-        if fresh {
-            self.wakeup.wake_all();
-        }
-    }
-
     pub(super) async fn try_acquire(&self, mut call: Call<'_, '_>, claim: &Claim) -> sqlx::Result<Acquired> {
         let (names, owner) = (self.names(claim.keys()), claim.owner.as_str());
         let answers = call
@@ -142,31 +135,30 @@ impl Verbs {
         read_addresses(&answers, call.to_wake)
     }
 
-    pub(super) async fn renew(&self, call: Call<'_, '_>, claim: &Claim, ttl: Ttl) -> sqlx::Result<Renewed> {
+    /// Extends the leases of a claim, and makes `to` their owner, which may be the same one.
+    pub(super) async fn renew(
+        &self,
+        call: Call<'_, '_>,
+        claim: &Claim,
+        ttl: Ttl,
+        to: &OwnerToken,
+    ) -> sqlx::Result<Renewed> {
         let answers = call
             .transaction
             .run(&self.statements.renew, call.last, |q| {
                 q.bind(self.names(claim.keys()))
                     .bind(claim.owner.as_str().to_owned())
                     .bind(ttl.as_millis() as i64)
-            })
-            .await?;
-        Ok(renewed(&answers, claim))
-    }
-
-    pub(super) async fn transfer(&self, call: Call<'_, '_>, claim: &Claim, to: &OwnerToken) -> sqlx::Result<Renewed> {
-        let answers = call
-            .transaction
-            .run(&self.statements.transfer, call.last, |q| {
-                q.bind(self.names(claim.keys()))
-                    .bind(claim.owner.as_str().to_owned())
                     .bind(to.as_str().to_owned())
-                    .bind(claim.ttl.as_millis() as i64)
                     .bind(claim.process.host.clone())
                     .bind(i64::from(claim.process.pid))
             })
             .await?;
-        Ok(renewed(&answers, claim))
+        let all = claim.keys().len() as u64;
+        match answers.first().is_some_and(|answer| answer.changed == all) {
+            true => Ok(Renewed::Extended),
+            false => Ok(Renewed::Lost),
+        }
     }
 
     /// Releases claims, in one exchange with the driver. Returns one answer for each.
@@ -259,34 +251,14 @@ impl Verbs {
         transaction: &mut Transaction<'_>,
         page: &Page,
     ) -> sqlx::Result<(Vec<LockInfo>, Option<Page>)> {
-        let Page { start, end, bound } = page.clone();
+        let Page { start, end } = page.clone();
         let answers = transaction
             .read(&self.statements.list, |q| q.bind(start).bind(end).bind(Page::SIZE))
             .await?;
-        let rows = rows(&answers, 0);
-        let last = rows.last().map(|last| last.try_get::<Vec<u8>, _>(0)).transpose()?;
-        let next = page.next(last.as_deref(), rows.len(), bound);
-        let found = rows.iter().map(|row| self.info(row)).collect::<sqlx::Result<_>>()?;
+        let leases: Vec<Lease> = rows(&answers, 0).iter().map(lease).collect::<sqlx::Result<_>>()?;
+        let next = page.next(leases.last().map(|last| &last.name[..]), leases.len());
+        let found = leases.into_iter().map(|lease| lease.info(&self.prefix)).collect();
         Ok((found, next))
-    }
-
-    fn info(&self, row: &SqliteRow) -> sqlx::Result<LockInfo> {
-        let name = row.try_get::<Vec<u8>, _>(0)?;
-        let process = Process {
-            host: row.try_get(3)?,
-            pid: row.try_get::<i64, _>(4)? as u32,
-        };
-        Ok(LockInfo {
-            name: String::from_utf8_lossy(name.get(self.prefix.len()..).unwrap_or_default()).into_owned(),
-            remaining: Some(millis(row.try_get(1)?)),
-            fence: Some(Fence(row.try_get::<i64, _>(2)? as u64)),
-            holder: Some(Holder {
-                process,
-                since_ms: row.try_get::<i64, _>(5)? as u64,
-            }),
-            metadata: row.try_get(6)?,
-            waiting: Some(row.try_get::<i64, _>(7)? as u64),
-        })
     }
 
     /// Returns a name as it is stored.
@@ -359,19 +331,22 @@ fn snapshot(rows: &[SqliteRow]) -> sqlx::Result<(i64, Snapshot)> {
     Ok((now, snapshot))
 }
 
+fn lease(row: &SqliteRow) -> sqlx::Result<Lease> {
+    Ok(Lease {
+        name: row.try_get(0)?,
+        remaining: millis(row.try_get(1)?),
+        fence: row.try_get(2)?,
+        host: row.try_get(3)?,
+        pid: row.try_get(4)?,
+        since_ms: row.try_get(5)?,
+        metadata: row.try_get(6)?,
+        waiting: row.try_get(7)?,
+    })
+}
+
 /// Returns a span of milliseconds, zero when it is negative.
 fn millis(span: i64) -> Duration {
     Duration::from_millis(span.max(0).unsigned_abs())
-}
-
-/// Reads the answer of a script that changes every lease of a claim or none of them.
-fn renewed(answers: &Answers, claim: &Claim) -> Renewed {
-    let all = claim.keys().len() as u64;
-    if answers.first().is_some_and(|answer| answer.changed == all) {
-        Renewed::Extended
-    } else {
-        Renewed::Lost
-    }
 }
 
 /// Adds the addresses that the first statement of a script returned.

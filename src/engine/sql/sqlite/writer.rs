@@ -91,10 +91,9 @@ impl Writer {
     /// Wakes the waiters of this engine that are next, if another connection has committed since the last check. `false`: it
     /// failed.
     async fn check(&mut self) -> bool {
-        let Ok((connection, fresh)) = self.file.connection().await else {
+        let Ok(connection) = self.file.connection().await else {
             return false;
         };
-        self.verbs.wake_all_if(fresh);
         let checked = async {
             let version = Some(data_version(connection).await?);
             if std::mem::replace(&mut self.version, version) == version {
@@ -109,9 +108,8 @@ impl Writer {
             }
             Err(error) => {
                 self.version = None;
-                let failure = self.file.failure(error);
+                let failure = self.file.failed(error).await;
                 tracing::debug!(error = %failure, "a check of the waiters failed");
-                self.file.recover(&failure).await;
                 false
             }
         }
@@ -119,19 +117,14 @@ impl Writer {
 
     /// Removes some expired rows. Returns whether there may be more.
     async fn sweep(&mut self) -> bool {
-        let swept = match self.file.connection().await {
-            Ok((connection, fresh)) => {
-                self.verbs.wake_all_if(fresh);
-                self.verbs.sweep(&mut Transaction::new(connection)).await
-            }
-            Err(_) => return false,
+        let Ok(connection) = self.file.connection().await else {
+            return false;
         };
-        match swept {
+        match self.verbs.sweep(&mut Transaction::new(connection)).await {
             Ok(more) => more,
             Err(error) => {
-                let failure = self.file.failure(error);
+                let failure = self.file.failed(error).await;
                 tracing::debug!(error = %failure, "a sweep failed");
-                self.file.recover(&failure).await;
                 false
             }
         }
@@ -160,8 +153,7 @@ impl Writer {
 
     /// Executes a batch as one transaction. Returns the addresses of the waiters to wake.
     async fn transact(&mut self, batch: &mut [Job]) -> Result<Vec<Address>, Failure> {
-        let (connection, fresh) = self.file.connection().await?;
-        self.verbs.wake_all_if(fresh);
+        let connection = self.file.connection().await?;
         let mut to_wake = Vec::new();
         let outcome = async {
             let mut transaction = Transaction::new(connection);
@@ -178,11 +170,7 @@ impl Writer {
         };
         match outcome.await {
             Ok(()) => self.file.confirm().map(|()| to_wake),
-            Err(error) => {
-                let failure = self.file.failure(error);
-                self.file.recover(&failure).await;
-                Err(failure)
-            }
+            Err(error) => Err(self.file.failed(error).await),
         }
     }
 }
@@ -201,12 +189,14 @@ async fn run(job: &mut Job, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Resu
             }
             reply.set(answers);
         }
-        Job::Renew(claim, ttl, reply) => reply.set(verbs.renew(call, claim, *ttl).await?),
-        Job::Transfer(claim, to, reply) => reply.set(verbs.transfer(call, claim, to).await?),
+        Job::Renew(claim, ttl, reply) => reply.set(verbs.renew(call, claim, *ttl, &claim.owner).await?),
+        Job::Transfer(claim, to, reply) => reply.set(verbs.renew(call, claim, claim.ttl, to).await?),
         Job::Release(claims, keep, reply) => reply.set(verbs.release(call, claims, *keep).await?),
         Job::ForceRelease(key, reply) => reply.set(verbs.force_release(call, key).await?),
         Job::Inspect(key, reply) => reply.set(verbs.inspect(call.transaction, key).await?),
         Job::List(page, reply) => reply.set(verbs.list(call.transaction, page).await?),
+        // The writer sweeps.
+        Job::Check(..) => {}
     }
     Ok(())
 }

@@ -163,7 +163,7 @@ pub(in crate::engine::sql) async fn a_sweep_reads_each_row_once<D: TestDatabase>
 
 pub(in crate::engine::sql) async fn a_page_of_a_list_reads_a_limited_number_of_rows<D: TestDatabase>(database: &mut D) {
     let engine = database.engine().await;
-    let rows = Page::ROWS as usize;
+    let rows = Page::SIZE as usize;
     insert(database, (0..rows).map(|index| (format!("a{index:05}"), 0, 0))).await;
     acquire(&engine, &claim(&["b"])).await;
     acquire(&engine, &claim(&["c"])).await;

@@ -48,13 +48,14 @@ async fn a_sweep_continues_until_no_row_is_left() {
     assert!(granted(&engine, &claim(&["stays"], 60_000)).await);
     engine.close().await;
     let statements = Arc::new(Statements::new("locks"));
-    let mut file = File::new(config(folder.path(), &Settings::default()), statements.clone());
     let verbs = Verbs {
-        statements,
+        statements: statements.clone(),
         wakeup: Arc::default(),
         prefix: String::new(),
     };
-    let (connection, _) = file.connection().await.unwrap();
+    let config = config(folder.path(), &Settings::default());
+    let mut file = File::new(config, statements, verbs.wakeup.clone());
+    let connection = file.connection().await.unwrap();
     let mut rounds = 1;
     while verbs
         .sweep(&mut statements::Transaction::new(connection))
@@ -224,7 +225,6 @@ async fn no_statement_scans_a_table() {
         include_str!("../statements/queue/enqueue.sql"),
         include_str!("../statements/queue/next_waiters.sql"),
         include_str!("../statements/renew.sql"),
-        include_str!("../statements/transfer.sql"),
         include_str!("../statements/release.sql"),
         include_str!("../statements/force_release.sql"),
         include_str!("../statements/sweep.sql"),

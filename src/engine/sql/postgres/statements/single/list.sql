@@ -1,20 +1,23 @@
--- A page of the leases that have not expired, sorted by name. A reserved name has no holder.
+-- A page of the rows, sorted by name. A free or reserved name has no holder.
 --
--- $1 the first name   $2 the first name after the range   $3 maximum number
--- → name, remaining time, fence, host, pid, since, metadata, live positions in the queue
+-- $1 the first name   $2 the first name after the range   $3 maximum number of rows
+-- → name, remaining time (NULL: no holder), fence, host, pid, since, metadata, live positions in the queue
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT
   l.name,
-  (date_part('epoch', l.expires_at - clock.now) * 1e6)::bigint,
+  CASE WHEN l.is_held THEN (date_part('epoch', l.expires_at - clock.now) * 1e6)::bigint END,
   l.fence,
   l.host,
   l.pid,
   (date_part('epoch', l.since) * 1e3)::bigint,
   l.metadata,
-  (SELECT count(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > clock.now)
+  CASE WHEN l.is_held THEN (SELECT count(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > clock.now) END
 FROM clock
-CROSS JOIN {locks} AS l
-WHERE l.name >= $1::bytea AND l.name < $2::bytea
-  AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > clock.now
+CROSS JOIN LATERAL (
+  SELECT *, owner NOT LIKE '%-next' AND expires_at > clock.now AS is_held
+  FROM {locks}
+  WHERE name >= $1::bytea AND name < $2::bytea
+  ORDER BY name
+  LIMIT $3::bigint
+) AS l
 ORDER BY l.name
-LIMIT $3::bigint
