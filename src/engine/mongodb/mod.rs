@@ -41,6 +41,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mongodb::Collection;
 use mongodb::bson::Document;
+use parking_lot::Mutex;
 
 pub use self::config::MongodbConfig;
 use self::connection::clock::SharedReading;
@@ -48,7 +49,7 @@ use self::connection::pool::{Class, Pool};
 use self::error::{ENGINE, Failure};
 use self::ops::attempts::UnsettledAttempts;
 use self::ops::clock_offset::ClockOffset;
-use self::ops::fence::ServerClock;
+use self::ops::fence::Clock;
 use self::queue::Queue;
 use self::queue::poll::Poll;
 use self::ttl_index::TtlIndex;
@@ -72,7 +73,8 @@ pub struct Core {
     attempts: Arc<UnsettledAttempts>,
     index: Arc<TtlIndex>,
     prefix: String,
-    clock: ServerClock,
+    /// The clock that the server had when it last drew a stamp.
+    clock: Mutex<Clock>,
     clock_offset: ClockOffset,
     reading: SharedReading,
     /// The tokens of grants that were one write. `None`: every grant has a stamp, because the reply to a write does not prove the

@@ -98,8 +98,6 @@ impl Core {
         let queue = self.queue.as_ref();
         let (awaited, number) = queue.and_then(|queue| queue.known.position(&claim.owner)).unzip();
         let number = number.unwrap_or(0);
-        // All names in one command, until one of them is busy.
-        let mut at_once = claim.keys().len();
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
             let is_awaited = awaited.as_ref() == Some(key);
             let (is_busy, answer) = self.look_first(key, claim, is_awaited).await?;
@@ -110,12 +108,10 @@ impl Core {
             // no estimate.
             if !is_awaited && !is_busy && claim.ttl.duration() >= SHORTEST_ESTIMATED {
                 let before = all.len();
-                self.insert_free(claim, caller, all, at_once).await?;
+                self.insert_free(claim, caller, all).await?;
                 if all.len() > before {
-                    at_once *= 4;
                     continue;
                 }
-                at_once = 1;
             }
             match self.acquire_name(key, claim, caller, number).await? {
                 NameOutcome::Acquired(name) => all.push(name),
@@ -245,26 +241,20 @@ impl Core {
         }
     }
 
-    /// Inserts the documents of up to `at_once` free names, in one command that stops at the first busy one. Adds the names to
+    /// Inserts the documents of the other names, in one command that stops at the first busy one. Adds the names before that one to
     /// `all`. This is the cheapest write. If it can be the only one of the grant (`fence.rs`), it has the full write concern, and
     /// the server answers after that also when a name is busy.
     ///
     /// After an earlier attempt of the claim with a command that was not answered, the grant has a stamp: `roll_back`.
-    async fn insert_free(
-        &self,
-        claim: &Claim,
-        caller: &Caller,
-        all: &mut Vec<Unstamped>,
-        at_once: usize,
-    ) -> Outcome<()> {
-        let may_be_grant = all.is_empty() && at_once >= claim.keys().len() && !self.attempts.has(&claim.owner);
-        let needs_no_stamp = may_be_grant && !claim.needs_token && self.clock.get() == Clock::Process;
+    async fn insert_free(&self, claim: &Claim, caller: &Caller, all: &mut Vec<Unstamped>) -> Outcome<()> {
+        let may_be_grant = all.is_empty() && !self.attempts.has(&claim.owner);
+        let needs_no_stamp = may_be_grant && !claim.needs_token && *self.clock.lock() == Clock::Process;
         let is_grant = may_be_grant
             && self.unwritten.is_some()
             && claim.ttl.duration() >= SHORTEST_WITH_MARGIN
             && self.clock_offset.allows_margin();
         let estimated = self.clock_offset.end(claim.ttl, is_grant);
-        let keys = claim.keys()[all.len()..].iter().take(at_once);
+        let keys = claim.keys()[all.len()..].iter();
         let documents: Vec<Document> = keys
             .map(|key| documents::inserted(&self.id(key), claim, &estimated))
             .collect();

@@ -59,8 +59,9 @@ impl Core {
             let open = queue.open_stream().await?;
             let (queue, batch) = (queue.clone(), owned(claims));
             let claims = batch.clone();
-            let steps =
-                |core: Arc<Core>, caller| async move { core.acquire_batch(&queue, &batch, open, &caller).await };
+            let steps = |core: Arc<Core>, caller: Arc<Caller>| async move {
+                core.acquire_batch(&queue, &batch, open, &caller).await
+            };
             self.in_attempt(claims, steps).await
         };
         outcomes
@@ -128,14 +129,9 @@ impl Core {
     /// # Errors
     /// Those of the writes that end the attempts without an answer.
     pub(crate) async fn end_attempts(&self, claim: &Claim) -> Outcome<()> {
-        self.attempts.ended(&claim.owner).await;
-        let unanswered = self.attempts.unanswered(&claim.owner);
-        if !unanswered.is_empty() {
-            let id = self.id(&claim.keys()[0]);
-            for session in unanswered {
-                session.end(&self.pool, id.clone()).await?;
-            }
-            self.attempts.forget(&claim.owner);
+        for attempt in self.attempts.wait_for(&claim.owner).await {
+            attempt.session.end(&self.pool, self.id(&claim.keys()[0])).await?;
+            self.attempts.forget(&claim.owner, &attempt);
         }
         Ok(())
     }

@@ -45,7 +45,7 @@ impl Core {
         if let [Unstamped { stamp: Some(first), .. }, others @ ..] = names
             && others.iter().all(|other| other.stamp == Some(*first))
             && first.hand_offs() < MAX_HAND_OFFS
-            && first.clock() == self.clock.get()
+            && first.clock() == *self.clock.lock()
             && first.fence().is_some()
         {
             // Handed off, or granted by an earlier attempt whose answer was lost: the same token. The renewal gives the stamp
@@ -95,7 +95,7 @@ impl Core {
 
     /// Draws the stamp of a document, and finds out which clock drew it. `None`: the document has changed.
     async fn draw_stamp(&self, unchanged: Document, caller: &Caller) -> Outcome<Option<(Stamp, ClockReading, Clock)>> {
-        let clock = self.clock.get();
+        let clock = *self.clock.lock();
         let mut session = caller.session(&self.pool).await?;
         let Session { connected, session } = &mut *session;
         let sent = Moment::now();
@@ -113,7 +113,7 @@ impl Core {
         let is_of_cluster = session.operation_time().is_some_and(|time| time >= stamp.tick);
         let drawn_by = if is_of_cluster { Clock::Cluster } else { Clock::Process };
         if drawn_by != clock {
-            self.clock.set(drawn_by);
+            *self.clock.lock() = drawn_by;
             tracing::warn!(
                 address = self.address,
                 ?drawn_by,

@@ -39,6 +39,7 @@ use crate::clock::Moment;
 use crate::engine::local_waiters::{self, LocalWaiters};
 use crate::engine::mongodb::connection::pool::{Class, Pool};
 use crate::engine::mongodb::connection::session::journaled;
+use crate::engine::mongodb::fields::OWNER;
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
 use crate::engine::mongodb::queue::hand_off::Grant;
@@ -88,7 +89,7 @@ impl Queue {
                 }
             });
             Queue {
-                clock: PrimaryClock::new(election.clone()),
+                clock: PrimaryClock::new(),
                 watcher: Watcher::new(pool.clone(), &process, election, index, deliver),
                 pool,
                 prefix,
@@ -151,7 +152,7 @@ impl Queue {
                     self.known.set_lease_end(&key, Some(after));
                 }
             }
-            Change::Gap => {
+            Change::Opened => {
                 self.clock.forget();
                 let names = self.known.names();
                 if !names.is_empty() {
@@ -250,19 +251,23 @@ impl Queue {
     ) -> Outcome<u64> {
         let locks = self.pool.releases();
         let steps = pipelines::release(owners, &self.process, last);
-        // For one name commands that the driver retries after a failover.
-        let update = match ids.len() {
-            1 => locks.update_one(filter, steps),
-            _ => locks.update_many(filter, steps),
-        };
-        let ended = update.write_concern(journaled()).await?.matched_count;
-        // Even without a match: an earlier call may have ended after it marked a document.
         let marked = pipelines::marked_freed(ids, owners);
-        match ids.len() {
-            1 => locks.delete_one(marked).await?,
-            _ => locks.delete_many(marked).await?,
-        };
-        Ok(ended)
+        if ids.len() > 1 {
+            let ended = locks.update_many(filter, steps).write_concern(journaled()).await?;
+            locks.delete_many(marked).await?;
+            return Ok(ended.matched_count);
+        }
+        // Commands that the driver retries after a failover.
+        let update = locks
+            .find_one_and_update(filter, steps)
+            .return_document(ReturnDocument::After)
+            .projection(doc! { OWNER: 1 });
+        let left = update.write_concern(journaled()).await?;
+        // Even without a match: an earlier call may have ended after it marked a document.
+        if left.as_ref().is_none_or(pipelines::is_marked_freed) {
+            locks.delete_one(marked).await?;
+        }
+        Ok(u64::from(left.is_some()))
     }
 
     /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.

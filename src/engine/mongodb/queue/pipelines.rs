@@ -29,7 +29,7 @@ use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, OwnerToken};
 
 /// Suffix of the owner of a document that is about to be deleted. No owner token ends with it.
-pub(crate) const FREED: &str = "-freed";
+const FREED: &str = "-freed";
 
 /// The field of an answer with the owners of the waiters.
 const OWNERS: &str = "owners";
@@ -312,6 +312,11 @@ pub(crate) fn release(owners: &[&str], process: &str, last: Option<Fence>) -> Ve
         "default": { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
     } };
     replace_with(with(variables, result))
+}
+
+/// Whether a document is marked for deletion.
+pub(crate) fn is_marked_freed(document: &Document) -> bool {
+    documents::owner(document).is_some_and(|owner| owner.ends_with(FREED))
 }
 
 /// Returns the filter of the documents of these names that these owners marked for deletion.
