@@ -72,7 +72,6 @@ pub struct Core {
     address: String,
     attempts: Arc<UnsettledAttempts>,
     index: Arc<TtlIndex>,
-    prefix: String,
     /// The clock that the server had when it last drew a stamp.
     clock: Mutex<Clock>,
     clock_offset: ClockOffset,
@@ -110,7 +109,11 @@ impl Core {
     }
 
     fn id(&self, key: &Key) -> String {
-        format!("{}{key}", self.prefix)
+        format!("{}{key}", self.prefix())
+    }
+
+    fn prefix(&self) -> &str {
+        &self.pool.config().prefix
     }
 
     /// Leaves the token of a claim that is released unwritten.
@@ -180,15 +183,13 @@ impl Engine for MongodbEngine {
     }
 
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
-        let info = match what {
-            Read::Prefix { prefix, page_timeout } => return self.list_all(prefix, page_timeout).await,
-            Read::Name {
-                key,
-                waits_for_token: true,
-            } => self.inspect_one(key).await,
-            Read::Name { key, .. } => self.inspect_once(key).await,
-        };
-        Ok(info.map_err(|failure| failure.during("inspect"))?.into_iter().collect())
+        match what {
+            Read::Prefix { prefix, page_timeout } => self.list_all(prefix, page_timeout).await,
+            Read::Name { key, waits_for_token } => {
+                let info = self.inspect_one(key, waits_for_token).await;
+                Ok(info.map_err(|failure| failure.during("inspect"))?.into_iter().collect())
+            }
+        }
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

@@ -51,7 +51,7 @@ impl MongodbEngine {
         options.cmap_event_handler = Some(open.handler());
         let settings = ClientSettings {
             options,
-            tls: config.tls.clone(),
+            config: config.clone(),
         };
         // Fails for invalid certificates.
         let client = settings.client().map_err(|error| {
@@ -66,27 +66,17 @@ impl MongodbEngine {
         let is_cluster = is_set || is_router;
         // One connection of the pool is for the change stream.
         let size = settings.options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
-        let pool = Pool::new(client, settings, config.clone(), monitor.clone(), (size, open));
+        let pool = Pool::new(client, settings, monitor, (size, open));
         let connected = pool.connected();
         let check = checks::check(&connected, is_router, config.warnings.as_deref());
         steps.step("to the check of the collection", check).await?;
         let index = ttl_index::ensure(&connected.locks);
         steps.step("to the check of the TTL index", index).await?;
-        let reading = async { read_clock(&database).await.map_err(|failure| failure.during(CONNECT)) };
+        let reading = async { read_clock(database).await.map_err(|failure| failure.during(CONNECT)) };
         let reading = steps.step("to the second command", reading).await?;
         let index = TtlIndex::new(pool.clone());
-        let queue = || {
-            Queue::new(
-                pool.clone(),
-                config.prefix.clone(),
-                config.timeout,
-                monitor.election(),
-                index.clone(),
-                is_set,
-            )
-        };
         let core = Core {
-            queue: is_cluster.then(queue),
+            queue: is_cluster.then(|| Queue::new(pool.clone(), index.clone(), is_set)),
             unwritten: is_set.then(|| UnwrittenTokens::new(pool.clone())),
             index,
             attempts: Arc::default(),
@@ -94,7 +84,6 @@ impl MongodbEngine {
             reading: SharedReading::default(),
             clock: Mutex::new(if is_cluster { Clock::Cluster } else { Clock::Process }),
             address: config.address(),
-            prefix: config.prefix,
             pool,
         };
         Ok(Arc::new(MongodbEngine(Arc::new(core))))

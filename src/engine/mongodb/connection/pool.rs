@@ -141,8 +141,7 @@ fn opening(pool: Weak<Pool>) -> Opening {
 /// The connections of one engine.
 pub(crate) struct Pool {
     settings: ClientSettings,
-    config: MongodbConfig,
-    monitor: Arc<ServerMonitor>,
+    pub(crate) monitor: Arc<ServerMonitor>,
     current: RwLock<Arc<Connected>>,
     connections: Arc<Openings>,
     unreserved: Arc<Semaphore>,
@@ -160,17 +159,15 @@ impl Pool {
     pub(crate) fn new(
         client: Client,
         settings: ClientSettings,
-        config: MongodbConfig,
         monitor: Arc<ServerMonitor>,
         (size, open): (u32, Arc<OpenConnections>),
     ) -> Arc<Self> {
         let size = size.max(1) as usize;
-        let current = RwLock::new(Connected::new(client, &config));
+        let current = RwLock::new(Connected::new(client, &settings.config));
         let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
         Arc::new_cyclic(|pool: &Weak<Pool>| Pool {
             connections: Openings::new(open, size, opening(pool.clone())),
             settings,
-            config,
             monitor,
             current,
             unreserved: permits(size - (size / 8).max(1)),
@@ -181,6 +178,10 @@ impl Pool {
             queries: permits(size / 8),
             answered_began: AtomicU64::new(0),
         })
+    }
+
+    pub(crate) fn config(&self) -> &MongodbConfig {
+        &self.settings.config
     }
 
     /// Returns the current client and its collection.
@@ -272,7 +273,7 @@ impl Pool {
             return Ok(());
         }
         let waited = began.elapsed();
-        if waited >= self.config.timeout * LIMIT {
+        if waited >= self.config().timeout * LIMIT {
             self.replace_client_unless_answered_since(began);
         }
         Err(Failure::unanswered(waited))
@@ -298,8 +299,8 @@ impl Pool {
         let mut election = self.monitor.election();
         let later = began
             .to_nanos()
-            .saturating_add((self.config.timeout / 2).as_nanos() as u64);
-        tokio::time::sleep(self.config.timeout).await;
+            .saturating_add((self.config().timeout / 2).as_nanos() as u64);
+        tokio::time::sleep(self.config().timeout).await;
         let elected = async {
             if election.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -310,7 +311,7 @@ impl Pool {
                 if self.answered_began.load(Relaxed) >= later {
                     return;
                 }
-                tokio::time::sleep(self.config.timeout).await;
+                tokio::time::sleep(self.config().timeout).await;
             }
         };
         tokio::select! {
@@ -344,7 +345,7 @@ impl Pool {
             began.elapsed()
         );
         // The last call of the old client drops it.
-        *self.current.write() = Connected::new(client, &self.config);
+        *self.current.write() = Connected::new(client, self.config());
         self.answered_began.store(Moment::now().to_nanos(), Relaxed);
     }
 }

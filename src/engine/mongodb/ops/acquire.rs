@@ -141,7 +141,6 @@ impl Core {
         if let (Some(queue), Some((number, open))) = (&self.queue, busy.position) {
             let before = queue.known.position(&claim.owner).map(|(key, _)| key);
             queue.enter(claim, key, number, busy.left, open, busy.is_foreign);
-            queue.known.set_ahead(key, busy.ahead.min(queue.known.ahead(key)));
             if let Some(before) = before.filter(|before| before != key) {
                 // A claim waits for one name at a time.
                 queue.leave(&before, &claim.owner).await?;

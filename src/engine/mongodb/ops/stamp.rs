@@ -5,6 +5,7 @@ use mongodb::options::ReturnDocument;
 
 use crate::clock::Moment;
 use crate::engine::Renewed;
+use crate::engine::mongodb::connection::clock::read_clock;
 use crate::engine::mongodb::connection::session::Session;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
@@ -59,7 +60,8 @@ impl Core {
         }
         let ids = self.ids(claim);
         if names.iter().all(|name| name.needs_no_stamp) {
-            let reading = self.reading.next(&self.pool).await?;
+            let read = || read_clock(self.pool.connected().client.database("admin"));
+            let reading = self.reading.next(read).await?;
             self.clock_offset.update(reading);
             let is_granted = self.correct_ends(claim, &ids, names, reading).await?;
             return Ok(is_granted.then_some(Fence::NONE));

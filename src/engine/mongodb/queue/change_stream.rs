@@ -66,8 +66,6 @@ struct Shared {
     /// The name of this process in the queues.
     process: String,
     deliver: Deliver,
-    /// The last election of a primary.
-    election: watch::Receiver<Option<ObjectId>>,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
     /// Ends the delay between two attempts.
@@ -113,8 +111,7 @@ impl Shared {
         let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
         loop {
             attempt += 1;
-            let mut election = self.election.clone();
-            election.mark_unchanged();
+            let mut election = self.pool.monitor.election();
             let opened = tokio::select! {
                 opened = self.open() => opened,
                 // The server may hang.
@@ -204,19 +201,12 @@ impl Shared {
 }
 
 impl Watcher {
-    pub(crate) fn new(
-        pool: Arc<Pool>,
-        process: &str,
-        election: watch::Receiver<Option<ObjectId>>,
-        index: Arc<TtlIndex>,
-        deliver: Deliver,
-    ) -> Self {
+    pub(crate) fn new(pool: Arc<Pool>, process: &str, index: Arc<TtlIndex>, deliver: Deliver) -> Self {
         Watcher(Arc::new(Shared {
             pool,
             index,
             process: process.to_owned(),
             deliver,
-            election,
             state: Mutex::default(),
             phase: watch::Sender::new(Phase::Closed),
             attempt_now: Notify::new(),
