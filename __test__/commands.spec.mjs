@@ -1,7 +1,7 @@
-// The commands of this project: what a newcomer sees without Rust, a failure in the output of `npm test`, and a short benchmark.
+// The commands of this project: what a newcomer sees without Rust, and a failure in the output of `npm test`.
 import assert from 'node:assert/strict'
 import { execFileSync, spawnSync } from 'node:child_process'
-import { chmodSync, cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { chmodSync, cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, test } from 'node:test'
@@ -77,16 +77,4 @@ test('npm test shows the file, the name and the error of a failed test, and coun
   assert.deepEqual(counts, { passed: 1, failed: 1, skipped: ['is omitted: no server'] })
   assert.equal(failures.length, 1)
   assert.match(failures[0], /^one\.spec\.mjs: fails\nRangeError.*: the cause\n {4}at .*one\.spec\.mjs/)
-})
-
-test('npm run bench -- --quick measures pairs', { timeout: 240_000 }, () => {
-  const out = join(folder, 'bench')
-  const args = ['--quick', '--only', 'pairs', '--contenders', 'holdfast,redlock', '--out', out]
-  const stdout = execFileSync(process.execPath, ['bench/run.mjs', ...args], { cwd: root, encoding: 'utf8' })
-  const rows = stdout.split('\n').filter((line) => /^\| (holdfast|redlock) \| \d/.test(line))
-  // redlock only on Redis, with two loads.
-  assert.equal(rows.filter((row) => row.startsWith('| redlock')).length, 2, stdout)
-  assert.ok(rows.length > 4, stdout)
-  for (const row of rows) assert.ok(parseFloat(row.split('|')[2]) > 0, row)
-  assert.deepEqual(readdirSync(out).sort(), ['results-loop.svg', 'results.json', 'results.md', 'results.svg'])
 })

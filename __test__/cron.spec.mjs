@@ -33,7 +33,9 @@ after(() => {
 async function ticksOf(t, recipe, name) {
   const code = recipe.code.replace("'0 * * * *'", "'*/4 * * * * *'").replace("'50m'", "'2200ms'")
   assert.match(code, /4 \*[^]*2200ms/)
-  const task = { file: pathToFileURL(await project.types(code)).href, url: `sqlite:${join(folder, name)}` }
+  const [{ errors, file }] = await project.compile([code])
+  assert.deepEqual(errors, [])
+  const task = { file: pathToFileURL(file).href, url: `sqlite:${join(folder, name)}` }
   const reports = /** @type {{ type: string, at: number, skewMs: number }[]} */ ([])
   let output = ''
   for (const skewMs of SKEWS) {

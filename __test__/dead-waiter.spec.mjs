@@ -3,25 +3,21 @@ import assert from 'node:assert/strict'
 import { start } from './children/start.mjs'
 import { suspend } from './waiter-processes.mjs'
 import { KINDS, suite } from './stores.mjs'
-import { median, until, waiting } from './tools.mjs'
+import { until, waiting } from './tools.mjs'
 
 const TTL_MS = 400
-/** Time for a hand-off to the next waiter, beyond the lease. */
-const HANDOFF_MS = 250
-/** Slack for a busy machine. A single round may still be slower: the machine may stall for a second. */
-const SLACK_MS = 500
-const ROUNDS = 3
+/** The hand-off, on a busy machine that may stall for a second. A process without heartbeats counts as dead after 4.5 s. */
+const SLACK_MS = 2500
 
 /** Applies `fault` to the process of the first waiter. Resolves to the time from the release to the second waiter's grant. */
-async function measureHandOff(store, t, round, fault) {
+async function measureHandOff(store, t, fault) {
   const locks = await store.connect()
-  const name = `n${round}`
-  const held = await locks.acquire(name, { ttlMs: 60_000 })
+  const held = await locks.acquire('n', { ttlMs: 60_000 })
   const first = start(t, 'waiter', { url: store.target, options: store.options })
   await first.next('ready')
-  first.send(JSON.stringify({ name, ttlMs: TTL_MS }))
-  assert.equal(await first.next('waiting'), name)
-  const second = locks.acquire(name, { waitMs: 60_000 })
+  first.send(JSON.stringify({ name: 'n', ttlMs: TTL_MS }))
+  assert.equal(await first.next('waiting'), 'n')
+  const second = locks.acquire('n', { waitMs: 60_000 })
   await waiting(locks, 1)
   await fault(first)
   const releasedAt = performance.now()
@@ -47,12 +43,10 @@ for (const kind of Object.keys(KINDS).filter((kind) => kind !== 'memory')) {
     for (const [what, fault] of Object.entries(FAULTS)) {
       test(`that is ${what} blocks the next waiter for no longer than its ttl`, async (store, t) => {
         store.useShortSessions()
-        // Each round has separate processes, so that the rounds are independent.
-        const rounds = Array.from({ length: ROUNDS }, (_, round) => measureHandOff(store, t, round, fault))
-        const times = (await Promise.all(rounds)).map(Math.round)
-        t.diagnostic(`ms from the release to the second waiter: ${times}`)
-        const limitMs = Math.max(TTL_MS, store.deadMs ?? 0) + HANDOFF_MS + SLACK_MS
-        assert.ok(median(times) < limitMs, `${times} ms, the limit for the median is ${limitMs} ms`)
+        const tookMs = Math.round(await measureHandOff(store, t, fault))
+        t.diagnostic(`${tookMs} ms from the release to the second waiter`)
+        const limitMs = Math.max(TTL_MS, store.deadMs ?? 0) + SLACK_MS
+        assert.ok(tookMs < limitMs, `${tookMs} ms, the limit is ${limitMs} ms`)
         // The lease that the dead process got by hand-off expires.
         const locks = await store.connect()
         await until('nothing is left', async () => (await locks.list()).length === 0)

@@ -135,7 +135,7 @@ for (const kind of /** @type {const} */ ([
     test('the period of a job continues through an outage at its end', async ({ connect, direct, proxy }) => {
       // On ZooKeeper leases end with the session.
       const session = kind === 'zookeeper' ? { sessionTimeoutMs: 8000 } : {}
-      const locks = await connect({ storeTimeoutMs: 500, ...session })
+      const locks = await connect({ storeTimeoutMs: 2000, ...session })
       let runs = 0
       let end
       const ended = new Promise((resolve) => (end = resolve))

@@ -75,7 +75,7 @@ suite('etcd', 'beside other tools', (test) => {
     store.options.keyPrefix = ''
     const name = `interop-${random()}`
     const [a, b] = await store.connectAll(2)
-    const first = await a.acquire(name, { ttlMs: 1500 })
+    const first = await a.acquire(name, { ttlMs: 3000 })
     const tool = await etcdctlLock(t, name)
     await until('its entry', async () => (await queued(name)()) === 2)
     const moved = await b.restore(first.transferable(), { ttlMs: 60_000 })

@@ -40,11 +40,11 @@ const HOLDER = `
  */
 export function eventLoopCases(declare) {
   declare('a call made before the event loop is blocked is granted and renewed while it is blocked', async (store) => {
-    const ttlMs = 1500
+    const ttlMs = 2000
     const locks = await store.connect()
     await locks.using('warm', () => {})
     const call = locks.acquire('blocked', { ttlMs })
-    block(4 * ttlMs)
+    block(3 * ttlMs)
     const { renewed } = locks.stats()
     assert.ok(renewed >= 1, `${renewed} renewals`)
     const lock = await call
@@ -57,7 +57,7 @@ export function eventLoopCases(declare) {
     // In the second round, the connection that receives the messages to waiters is open.
     for (let round = 0; round < 2; round++) {
       const held = await other.acquire('waited', { ttlMs: 500, renew: false })
-      const call = locks.acquire('waited', { ttlMs: 1500 })
+      const call = locks.acquire('waited', { ttlMs: 2500 })
       block(4000)
       const lock = await call
       assert.ok(lock.fencingToken > held.fencingToken)

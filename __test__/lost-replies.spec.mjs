@@ -222,10 +222,15 @@ for (const kind of SERVER_KINDS) {
       const services = await Promise.all([fixture.warm(), fixture.warm()])
       let [inside, most, count, done, isStopped] = [0, 0, 0, 0, false]
       const cutting = (async () => {
-        for (; !isStopped; proxy.cut()) await sleep(20 + Math.random() * 60)
+        for (let [seen, factor] = [0, 1]; !isStopped; proxy.cut()) {
+          await sleep((20 + Math.random() * 60) * factor)
+          // A busy machine takes longer to connect and to acquire.
+          factor = done > seen ? 1 : Math.min(2 * factor, 32)
+          seen = done
+        }
       })()
       const work = async (locks) => {
-        for (let round = 0; round < 40; round++) {
+        for (let round = 0; round < 20; round++) {
           try {
             await locks.using('name', { ttlMs: 20_000, waitMs: 30_000 }, async () => {
               most = Math.max(most, ++inside)
@@ -246,7 +251,7 @@ for (const kind of SERVER_KINDS) {
       await cutting
       assert.equal(most, 1)
       assert.equal(count, done)
-      assert.ok(done > 40, `only ${done} grants`)
+      assert.ok(done > 20, `only ${done} grants`)
       await until('nothing is left', async () => (await direct.list()).length === 0, 20_000)
     })
   })

@@ -16,7 +16,7 @@ import {
 import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 
 const NAMES = ['a', 'b', 'c']
-const STORM_MS = process.env.CI ? 60_000 : 15_000
+const STORM_MS = process.env.CI ? 30_000 : 15_000
 const EVERY_MS = 2000
 const KILLS = 2
 /** The grants of each process that increments a counter, and their ttl (`children/counter.mjs`). */

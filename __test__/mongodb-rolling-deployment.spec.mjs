@@ -10,7 +10,7 @@ import { withDatabase } from './database.mjs'
 import { suite } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
-const RUNS = 5
+const RUNS = 3
 // The lease of a killed holder blocks the name for this time; the gist waits for the TTL monitor in addition.
 const TTL_MS = 1500
 const INSTANCES = ['gist', 'gist', 'acquireLock', 'using', 'using']

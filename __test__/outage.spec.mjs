@@ -302,7 +302,7 @@ for (const kind of SERVER_KINDS) {
       const locks = await fixture.warm({ storeTimeoutMs: 30_000 })
       const long = await locks.acquire('long', { ttlMs: 60_000 })
       // Not renewed: with renewals the lease would survive a restart within a second.
-      const short = await locks.acquire('short', { ttlMs: 1000, renew: false })
+      const short = await locks.acquire('short', { ttlMs: 3000, renew: false })
       // Its limit is longer than a restart on a busy machine.
       const other = await fixture.connect({ storeTimeoutMs: 30_000 }, server.port)
       const waiter = other.acquire('short', { waitMs: 60_000 })

@@ -51,17 +51,17 @@ const STORES = 'sqlite redis redis-quorum mongodb mongodb-replica-set postgres m
 for (const kind of STORES.split(' ')) {
   suite(kind, 'leases between processes', (test) => {
     test('a process with a blocked event loop keeps its lock', async (store, t) => {
-      const ttlMs = 1500
+      const ttlMs = 2500
       const locks = await store.connect()
       const holder = start(t, 'hold', taskFor(store, { names: 'n', acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))
       const waiter = later(locks.acquire('n', { waitMs: 60_000 }))
       let [tries, wins, isStopped] = [0, 0, false]
       const trying = (async () => {
-        for (; !isStopped; tries++) if (await locks.tryAcquire('n')) wins++
+        for (; !isStopped; tries++, await sleep(20)) if (await locks.tryAcquire('n')) wins++
       })()
 
-      holder.send(`block ${4 * ttlMs}`)
+      holder.send(`block ${3 * ttlMs}`)
       const found = await holder.next('blocked')
       isStopped = true
       await trying
@@ -77,7 +77,7 @@ for (const kind of STORES.split(' ')) {
       await lock.release()
     })
 
-    test('a waiter is granted the lock of a killed process within its ttl and a second', async (store, t) => {
+    test('a waiter is granted the lock of a killed process within its ttl and two seconds', async (store, t) => {
       store.useShortSessions()
       const ttlMs = 2000
       const locks = await store.connect()
@@ -91,7 +91,7 @@ for (const kind of STORES.split(' ')) {
       const killedAt = performance.now()
       const taken = await Promise.all(waiters)
       const tookMs = performance.now() - killedAt
-      assert.ok(tookMs < Math.max(ttlMs, store.deadMs ?? 0) + 1000, `it took ${tookMs} ms`)
+      assert.ok(tookMs < Math.max(ttlMs, store.deadMs ?? 0) + 2000, `it took ${tookMs} ms`)
       // Renewals come at a third of the ttl: the lease lasts for about the other two thirds at least.
       assert.ok(tookMs > ttlMs / 3, `it took ${tookMs} ms`)
       for (const lock of taken) {
@@ -100,7 +100,7 @@ for (const kind of STORES.split(' ')) {
       }
     })
 
-    test('a killed waiter blocks other waiters for no longer than its ttl and a second', async (store, t) => {
+    test('a killed waiter blocks other waiters for no longer than its ttl and two seconds', async (store, t) => {
       store.useShortSessions()
       const ttlMs = 2000
       const locks = await store.connect()
@@ -117,7 +117,7 @@ for (const kind of STORES.split(' ')) {
       await held.release()
       const lock = await second
       const tookMs = performance.now() - releasedAt
-      assert.ok(tookMs < Math.max(ttlMs, store.deadMs ?? 0) + 1000, `it took ${tookMs} ms`)
+      assert.ok(tookMs < Math.max(ttlMs, store.deadMs ?? 0) + 2000, `it took ${tookMs} ms`)
       await lock.release()
     })
 
@@ -219,7 +219,9 @@ suite('sqlite', 'a missing file', (test) => {
   })
 })
 
-for (const kind of Object.keys(KINDS)) {
+/** Kinds whose threads and connections are those of another kind here. */
+const ALIKE = ['redis-sentinel', 'mongodb', 'postgres-pooler', 'postgres-pooler-declared']
+for (const kind of Object.keys(KINDS).filter((kind) => !ALIKE.includes(kind))) {
   suite(kind, 'the end of a process', (test) => {
     const startExit = (t, store, scenario, more) =>
       start(t, 'exit', taskFor(store, { name: 'n', scenario, ...more }), { requests: false })

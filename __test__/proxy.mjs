@@ -407,7 +407,9 @@ class ProxyFixture {
   /** @param {import('../index.js').ConnectOptions} [options] */
   connect = async (options, port = this.proxy.port) => {
     const { url, options: secure } = SERVERS[this.kind]
-    const service = await LockService.connect(url(port), { ...this.options, ...secure, ...options })
+    // A short timeout is one for calls: on a busy machine a connection takes longer to open.
+    const repeated = options?.lazy ? {} : { connectMs: 20_000 }
+    const service = await LockService.connect(url(port), { ...repeated, ...this.options, ...secure, ...options })
     this.#services.push(service)
     return service
   }

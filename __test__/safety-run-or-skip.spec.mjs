@@ -65,8 +65,8 @@ for (const kind of ['memory', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
         assert.deepEqual((await b.inspect('gist')).metadata, { why: 'test' })
         assert.equal(await b.acquireAndExecute({ name: 'gist' }, never), undefined)
       })
-      const limited = await a.acquireAndExecute({ name: 'gist', renew: true, maxHoldMs: 300 }, async (lock) => {
-        await sleep(600)
+      const limited = await a.acquireAndExecute({ name: 'gist', renew: true, maxHoldMs: 1500 }, async (lock) => {
+        await sleep(1600)
         return lock.isHeld
       })
       assert.equal(limited, false)

@@ -102,7 +102,7 @@ describe('connected and disconnected', () => {
   it('are an outage of the store, once each', async () => {
     const redis = await startRedis()
     const own = []
-    const locks = await LockService.connect(redis.url, { storeTimeoutMs: 300, onEvent: (event) => own.push(event) })
+    const locks = await LockService.connect(redis.url, { storeTimeoutMs: 1500, onEvent: (event) => own.push(event) })
     try {
       await locks.using('before', () => {})
       await redis.pause()
@@ -114,13 +114,13 @@ describe('connected and disconnected', () => {
       const changes = own.filter(({ name }) => name === undefined)
       assert.deepEqual(typesOf(changes), ['disconnected', 'connected'])
       assert.equal(changes[0].engine, 'redis')
-      assert.match(changes[0].reason, /300 ms/)
+      assert.match(changes[0].reason, /1500 ms/)
       assert.deepEqual(Object.keys(changes[1]), ['type', 'engine'])
       const failed = own.filter(({ type }) => type === 'failed')
       assert.equal(failed.length, 3)
       for (const { code, name, waitedMs } of failed) {
         assert.deepEqual([code, name], ['LOCK_STORE', 'during'])
-        assert.ok(waitedMs >= 290)
+        assert.ok(waitedMs >= 1490)
       }
     } finally {
       await locks.close()
@@ -207,7 +207,7 @@ describe('holdfast/otel', () => {
     const lock = await locks.acquire('order:1')
     await locks.tryAcquire('order:1')
     await locks.using('order:2', () => {})
-    await locks.acquire('report', { ttlMs: 30, renew: false })
+    await locks.acquire('report', { ttlMs: 300, renew: false })
     const waiting = locks.acquire('order:1', { waitMs: 60_000 })
     await until('the wait and the loss', () => locks.stats().waiting === 1 && locks.stats().lost === 1)
     const found = await until('all events', async () => {
@@ -400,7 +400,7 @@ describe('holdfast/otel', () => {
 
   it('shows an outage that began before it was called', async () => {
     const redis = await startRedis()
-    const locks = await LockService.connect(redis.url, { storeTimeoutMs: 300 })
+    const locks = await LockService.connect(redis.url, { storeTimeoutMs: 1500 })
     try {
       await redis.pause()
       await assert.rejects(locks.ping(), { code: 'LOCK_STORE' })

@@ -18,8 +18,8 @@ function leaveOutSuccesses() {
 
 /** Tests of models keep the cores busy for minutes, which would delay the others: they run in the background. */
 const MODELS = '::model::'
-/** The others wait for servers and leases most of the time: three threads per core. */
-const RUST_THREADS = 3 * availableParallelism()
+/** The others wait for servers and leases most of the time: five threads per core. */
+const RUST_THREADS = 5 * availableParallelism()
 
 /** The stores: each is a feature of the crate. */
 export const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql', 'etcd', 'zookeeper']

@@ -197,11 +197,11 @@ export function abort(test) {
       },
     }
     for (const [property, read] of Object.entries(reads)) {
-      const lock = await a.acquire(property, { ttlMs: 600, renew: false })
+      const lock = await a.acquire(property, { ttlMs: 1500, renew: false })
       const { signal } = lock
       assert.equal(signal.aborted, false)
       // The blocked event loop has delivered no event.
-      block(700)
+      block(1600)
       assert.equal(read(signal), 'LOCK_LOST', property)
       assert.equal(lock.isHeld, false)
     }

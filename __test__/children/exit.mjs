@@ -9,7 +9,7 @@ const scenarios = {
   async renewing() {
     const locks = await open({ onEvent: ({ type }) => type === 'renewed' && renewed++ })
     let renewed = 0
-    const held = await hold(locks, 20, { ttlMs: 900 })
+    const held = await hold(locks, 20, { ttlMs: 2500 })
     for (const lock of held) lock.signal.addEventListener('abort', () => report({ aborted: lock.name }))
     while (renewed < 20) await new Promise((resolve) => setTimeout(resolve, 20))
   },

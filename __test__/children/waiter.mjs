@@ -1,5 +1,5 @@
 // Starts a waiter on each request. Reports when each one is in the queue and when it is served. `hangMs` blocks the event loop.
-import { open, requests, report } from './child.mjs'
+import { block, open, requests, report } from './child.mjs'
 
 const locks = await open({ onEvent: ({ type, name }) => type === 'waiting' && report({ waiting: name }) })
 const releases = []
@@ -9,8 +9,7 @@ for await (const request of requests()) {
   const { name, label, hangMs = 0, ...options } = JSON.parse(request)
   if (hangMs > 0) {
     report({ hangs: true })
-    const end = performance.now() + hangMs
-    while (performance.now() < end);
+    block(hangMs)
     continue
   }
   locks.acquire(name, { waitMs: 60_000, ...options }).then(

@@ -93,12 +93,12 @@ export function lock(test) {
 
   test('extend sets the ttl of later renewals', async (store) => {
     const a = await store.connect()
-    const lock = await a.acquire('raised', { ttlMs: 900 })
-    await lock.extend(1800)
-    assert.equal(lock.transferable().ttlMs, 1800)
+    const lock = await a.acquire('raised', { ttlMs: 2000 })
+    await lock.extend(4000)
+    assert.equal(lock.transferable().ttlMs, 4000)
     const before = a.stats().renewed
     await until('a renewal', () => a.stats().renewed > before)
-    assert.ok(lock.remainingMs > 900, `${lock.remainingMs} ms`)
+    assert.ok(lock.remainingMs > 2000, `${lock.remainingMs} ms`)
     assert.equal(await lock.release(), true)
   })
 
@@ -125,7 +125,7 @@ export function lock(test) {
 
   test('a lock is lost at its next renewal after forceRelease', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const lock = await a.acquire('forced', { ttlMs: 900 })
+    const lock = await a.acquire('forced', { ttlMs: 2500 })
     let fired = 0
     lock.signal.addEventListener('abort', () => fired++)
     const aborted = once(lock.signal, 'abort')
@@ -255,7 +255,7 @@ export function lock(test) {
 
   test('after restore the earlier holder has lost the lock, and its renewal and close do not affect it', async (store) => {
     const [a, b, c] = await store.connectAll(3)
-    const lock = await a.acquire('transferred', { ttlMs: 900 })
+    const lock = await a.acquire('transferred', { ttlMs: 2500 })
     const aborted = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
     const theirs = await b.restore(lock.transferable())
     const keep = setTimeout(() => {}, 60_000)
@@ -273,7 +273,7 @@ export function lock(test) {
     const [a, b] = await store.connectAll(2)
     const json = (await a.acquire('kept', { ttlMs: 60_000 })).transferable()
     assert.equal(json.renew, true)
-    const lock = await b.restore({ ...json, ttlMs: 1200 })
+    const lock = await b.restore({ ...json, ttlMs: 2500 })
     assert.equal(b.stats().held, 1)
     await until('two renewals', () => b.stats().renewed >= 2)
     assert.equal(lock.isHeld, true)

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { Worker } from 'node:worker_threads'
-import { assertLockError, rejects, sleep, timed, until } from '../tools.mjs'
+import { assertLockError, rejects, sleep, until } from '../tools.mjs'
 
 export function options(test) {
   test('the defaults are a ttl of 30 s and renewal', async (store) => {
@@ -57,11 +57,9 @@ export function options(test) {
   test('maxHoldMs ends a renewed lease', async (store) => {
     const [a, b] = await store.connectAll(2)
     const began = performance.now()
-    const lock = await a.acquire('most', { ttlMs: 1500, maxHoldMs: 4000 })
+    const lock = await a.acquire('most', { ttlMs: 2500, maxHoldMs: 4000 })
     const lost = once(lock.signal, 'abort')
-    await sleep(1600)
-    assert.equal(await b.tryAcquire('most'), null)
-    assert.ok((await timed(b.acquire('most', { waitMs: 20_000 }))) > 100)
+    await b.acquire('most', { waitMs: 20_000 })
     // The lease counts from the sending of the request, a little before `acquire` resolved.
     assert.ok(performance.now() - began >= 3800, 'ended too early')
     await lost

@@ -57,8 +57,8 @@ export function using(test) {
 
   test('using renews while fn runs', async (store) => {
     const [a, b] = await store.connectAll(2)
-    await a.using('renewed', { ttlMs: 1200 }, async (lock) => {
-      const end = Date.now() + 3000
+    await a.using('renewed', { ttlMs: 2500 }, async (lock) => {
+      const end = Date.now() + 3500
       while (Date.now() < end) {
         assert.equal(await b.tryAcquire('renewed'), null)
         await sleep(50)
@@ -72,7 +72,7 @@ export function using(test) {
   test('using rejects with LOCK_LOST after fn has settled', async (store) => {
     const [a, b] = await store.connectAll(2)
     let settled = false
-    const call = a.using('lost', { ttlMs: 600 }, async (lock) => {
+    const call = a.using('lost', { ttlMs: 2000 }, async (lock) => {
       assert.equal(await b.forceRelease('lost'), true)
       await until('the loss', () => lock.signal.aborted)
       await sleep(50)

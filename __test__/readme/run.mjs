@@ -91,26 +91,29 @@ export class Project {
     await node(['--check', file], this.folder, {})
   }
 
-  /** Compiles strictly, then runs. */
-  async ts(code, options = {}) {
-    return this.#start(await this.types(code), options.times ?? 1, options.env ?? {})
-  }
-
-  /** Compiles strictly. Resolves to the path of the JavaScript file. */
-  async types(code) {
-    const name = `block-${++this.#modules}`
+  /** Compiles modules strictly, all at once: the compiler takes longer to start than for one. Resolves to the errors and the JavaScript file of each. */
+  async compile(codes) {
+    const names = codes.map(() => `block-${++this.#modules}`)
     // A block without an import is a module, too.
-    writeFileSync(join(this.folder, `${name}.ts`), `${code}export {}\n`)
+    for (const [index, name] of names.entries())
+      writeFileSync(join(this.folder, `${name}.ts`), `${codes[index]}export {}\n`)
     const compiler = join(root, 'node_modules', 'typescript', 'bin', 'tsc')
     const language = ['--strict', '--noUncheckedIndexedAccess', '--target', 'es2022', '--module', 'nodenext']
     const decorators = ['--experimentalDecorators', '--skipLibCheck']
     const types = ['--lib', 'es2022', '--types', 'node', '--typeRoots', join(root, 'node_modules', '@types')]
-    await node(
-      [compiler, ...language, ...decorators, ...types, `${name}.ts`, 'scaffold.d.ts', 'packages.d.ts'],
-      this.folder,
-      {},
+    const files = [...names.map((name) => `${name}.ts`), 'scaffold.d.ts', 'packages.d.ts']
+    const found = await node([compiler, ...language, ...decorators, ...types, ...files], this.folder, {}).then(
+      () => '',
+      ({ message }) => message,
     )
-    return join(this.folder, `${name}.js`)
+    const lines = found.split('\n')
+    return names.map((name) => {
+      const errors = lines.filter(
+        (line) => /\berror TS/.test(line) && (line.startsWith(`${name}.ts`) || !line.startsWith('block-')),
+      )
+      const file = join(this.folder, `${name}.js`)
+      return { errors, file, code: errors.length > 0 ? '' : readFileSync(file, 'utf8') }
+    })
   }
 
   async #start(file, times, env) {

@@ -81,7 +81,7 @@ const CASES = {
     await b.releaseLock('job')
   },
   async 'renewal, extend, inspect and list'(a, b) {
-    const lock = await a.acquire('renewed', { ttlMs: 1500, metadata: { of: 'smoke' } })
+    const lock = await a.acquire('renewed', { ttlMs: 2500, metadata: { of: 'smoke' } })
     await until('renewed twice', () => a.stats().renewed >= 2)
     check('held', lock.isHeld)
     await lock.extend(60_000)
@@ -92,7 +92,7 @@ const CASES = {
     await lock.release()
   },
   async 'expiry, and a lost lock'(a, b) {
-    check('granted', await a.acquireLock('expires', 0.5))
+    check('granted', await a.acquireLock('expires', 1.5))
     await (await b.acquire('expires', { waitMs: 60_000 })).release()
     const lock = await a.acquire('lost', { ttlMs: 1500 })
     let reason

@@ -138,7 +138,7 @@ export function handOff(kind, { confirmsLate = true, readsToken = false } = {}) 
       /** @type {string[]} */
       const events = []
       const locks = await connect({ onEvent: ({ type }) => events.push(type) }, server.port)
-      for (const options of [{}, { renew: false, ttlMs: 20_000 }, { ttlMs: 1500 }]) {
+      for (const options of [{}, { renew: false, ttlMs: 20_000 }, { ttlMs: 3500 }]) {
         events.length = 0
         const before = locks.stats()
         const held = await direct.acquire('n')
@@ -165,7 +165,7 @@ export function handOff(kind, { confirmsLate = true, readsToken = false } = {}) 
     test('a call that times out with its grant under way leaves nothing behind', async ({ direct, warm, proxy }) => {
       const locks = await warm()
       const held = await direct.acquire('n')
-      const call = locks.acquire('n', { waitMs: 1500, ttlMs: 60_000 })
+      const call = locks.acquire('n', { waitMs: 3000, ttlMs: 60_000 })
       const outcome = rejects(call, 'LOCK_TIMEOUT')
       await waiting(locks, 1)
       proxy.holdReplies()

@@ -23,13 +23,13 @@ export function queue(kind) {
   /** The longest time for which the waiters of a dead or suspended process may delay the others, plus slack. */
   const longestDelayMs = Math.max(LONGEST_DELAY_MS, deadMs + SOON_MS)
   suite(kind, 'the order of waiters', (test) => {
-    test('4 processes × 25 waiters are served in the order of arrival', async (store, t) => {
+    test('4 processes × 10 waiters are served in the order of arrival', async (store, t) => {
       const locks = await store.connect()
       const waiters = waiterProcesses(t, store)
       const held = await locks.acquire('n')
       const children = await waiters.processes(4)
       const expected = []
-      for (let index = 0; index < 100; index++) {
+      for (let index = 0; index < 40; index++) {
         // Sometimes twice in a row, so that neighbours belong to one process or to two.
         const letter = Math.floor(index / (index % 3 === 0 ? 2 : 1)) % 4
         expected.push(`${letter}-${index}`)
@@ -45,7 +45,8 @@ export function queue(kind) {
       const waiters = waiterProcesses(t, store)
       const held = await locks.acquire('n')
       const [many, single] = await waiters.processes(2)
-      const expected = [...labels('m', 70), 's0', ...labels('m', 200).slice(70)]
+      // More than the attempts of one batch.
+      const expected = [...labels('m', 70), 's0', ...labels('m', 80).slice(70)]
       for (const label of expected) await waiters.enqueue(label[0] === 'm' ? many : single, label)
       assert.equal(await held.release(), true)
       // The next waiter of that process arrives while the others are served: it is the last one.
@@ -60,7 +61,7 @@ export function queue(kind) {
       const waiters = waiterProcesses(t, store)
       const held = await locks.acquire('n')
       const children = await waiters.processes(2)
-      const expected = labels('w', 40)
+      const expected = labels('w', 20)
       // Each waiter holds the name for a few tries.
       for (const [index, label] of expected.entries()) await waiters.enqueue(children[index % 2], label, { holdMs: 5 })
       let tries = 0

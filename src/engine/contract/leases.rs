@@ -51,11 +51,11 @@ pub(crate) async fn an_expired_name_is_free_at_once(s: Stores) {
 
 /// Promise 3: a retry after a lost reply is granted, with the same fencing token and the full ttl.
 pub(crate) async fn acquire_is_idempotent_by_owner(s: Stores) {
-    let ours = claim(&["n", "m"], Duration::from_secs(2));
+    let ours = claim(&["n", "m"], 2 * SHORT);
     let fence = acquire(&s.a, &ours).await;
-    sleep(Duration::from_millis(1200)).await;
+    sleep(Duration::from_millis(2400)).await;
     assert_eq!(acquire(&s.b, &ours).await, fence);
-    sleep(Duration::from_millis(1200)).await;
+    sleep(Duration::from_millis(2400)).await;
     busy(&s.b, &claim(&["n"], LONG)).await;
     busy(&s.b, &claim(&["m"], LONG)).await;
     assert_eq!(release(&s.a, &ours).await, Released::Freed);

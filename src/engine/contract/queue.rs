@@ -165,14 +165,14 @@ pub(crate) async fn a_set_does_not_overtake_the_waiters_of_its_names(s: Stores) 
     if !s.a.describe().ordered {
         return;
     }
-    let short = claim(&["{s}a"], Duration::from_millis(300));
+    let short = claim(&["{s}a"], SHORT);
     acquire(&s.a, &short).await;
     let on_b = claim(&["{s}b"], LONG);
     acquire(&s.a, &on_b).await;
     let first = waiting(&["{s}a"], LONG);
     busy(&s.b, &first).await;
     let set = waiting(&["{s}a", "{s}b"], LONG);
-    expiry(&s, Duration::from_millis(301)).await;
+    expiry(&s, SHORT + Duration::from_millis(1)).await;
     busy(&s.a, &set).await;
     acquire(&s.b, &first).await;
     release(&s.b, &first).await;

@@ -15,7 +15,7 @@ pub(crate) async fn claims_racing_for_one_name_never_overlap(s: Stores) {
         tasks.push(tokio::spawn(async move {
             for _ in 0..ROUNDS {
                 let ours = claim(&["n"], LONG);
-                while !matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. }) {
+                while !is_granted(&engine, &ours).await {
                     sleep(Duration::from_millis(fastrand::u64(1..8))).await;
                 }
                 let seen = counter.load(std::sync::atomic::Ordering::SeqCst);
@@ -39,7 +39,7 @@ pub(crate) async fn overlapping_sets_never_deadlock(s: Stores) {
         tasks.push(tokio::spawn(async move {
             for _ in 0..5 {
                 let ours = waiting(set, LONG);
-                while !matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. }) {
+                while !is_granted(&engine, &ours).await {
                     sleep(Duration::from_millis(fastrand::u64(1..8))).await;
                 }
                 sleep(Duration::from_millis(1)).await;

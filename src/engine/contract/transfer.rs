@@ -96,15 +96,15 @@ pub(crate) async fn a_transfer_changes_the_owner_and_nothing_else(s: Stores) {
 
 /// A transfer is repeated after a lost reply.
 pub(crate) async fn a_transfer_is_idempotent(s: Stores) {
-    let mut old = claim(&["m", "n"], Duration::from_millis(1500));
+    let mut old = claim(&["m", "n"], 2 * SHORT);
     old.metadata = Some("1".into());
     let fence = acquire(&s.a, &old).await;
     old.fence = Some(fence);
     let new = transferred(&s.b, &old).await;
-    sleep(Duration::from_millis(900)).await;
+    sleep(Duration::from_millis(2400)).await;
     let again = s.b.transfer(&of_new_process(&old), &new.owner).await.unwrap();
     assert_eq!(again, Renewed::Extended);
-    sleep(Duration::from_millis(900)).await;
+    sleep(Duration::from_millis(2400)).await;
     for name in ["m", "n"] {
         let info = seen(&s.a, name).await;
         assert_eq!(

@@ -1,6 +1,6 @@
 //! Tests of attempts and releases in batches, and of waiters of other processes that do not confirm.
 
-use super::queue::{hold, notified, positions, release, two, wait, waiting};
+use super::queue::{hold, notified, positions, release, two, two_within, wait, waiting};
 use super::*;
 use crate::engine::EngineExt;
 use crate::engine::contract::refs;
@@ -155,7 +155,8 @@ pub(super) async fn many_releases_release_the_names_of_each_claim(engine: Arc<Mo
 #[tokio::test]
 async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
     for is_granted in [false, true] {
-        two(|ours, theirs| async move {
+        // Without the event of the hand-off it takes until the next heartbeat, 2 s after the waiter entered.
+        two_within(Duration::from_millis(1500), |ours, theirs| async move {
             let mut holder = claim(&["n"], LONG);
             // Without the token the release only reserves the name.
             let fence = granted(&ours, &holder).await;
@@ -171,14 +172,10 @@ async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
             let found = document(&ours, "n").await.unwrap();
             assert_eq!(found.contains_key("granted"), is_granted, "{found:?}");
             notified(&mut next_changes).await;
-            // Without the event of the hand-off it takes until the next heartbeat, 2 s after the waiter entered.
-            assert!(
-                released.elapsed() < Duration::from_millis(1500),
-                "{:?}",
-                released.elapsed()
-            );
-            assert!(released.elapsed() >= Duration::from_millis(390));
+            let took = released.elapsed();
+            assert!(took >= Duration::from_millis(390));
             granted(&ours, &next).await;
+            took
         })
         .await;
     }
@@ -187,10 +184,12 @@ async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
 /// The stream was opened before a call waited for these names.
 #[tokio::test]
 async fn names_that_come_later_than_the_stream_wake_their_waiters() {
-    two(|ours, theirs| async move {
+    // The next heartbeat is 1.5 s after the release.
+    two_within(Duration::from_millis(1200), |ours, theirs| async move {
         hold(&ours, "n").await;
         let first = waiting(&["n"]);
         let mut first_changes = wait(&theirs, &first).await;
+        let mut longest = Duration::ZERO;
         for is_of_gist in [true, false] {
             let holder = match is_of_gist {
                 true => {
@@ -209,17 +208,14 @@ async fn names_that_come_later_than_the_stream_wake_their_waiters() {
                 None => drop(ours.locks().delete_one(doc! { "_id": "m" }).await.unwrap()),
             }
             notified(&mut later_changes).await;
-            assert!(
-                released.elapsed() < Duration::from_millis(1200),
-                "{:?}",
-                released.elapsed()
-            );
+            longest = longest.max(released.elapsed());
             granted(&theirs, &later).await;
             release(&theirs, &later).await;
         }
         ours.force_release(&key("n")).await.unwrap();
         notified(&mut first_changes).await;
         granted(&theirs, &first).await;
+        longest
     })
     .await;
 }

@@ -1,6 +1,6 @@
 //! Hand-offs that are grants.
 
-use super::queue::{eventually, notified, positions, release, two, wait, waiting};
+use super::queue::{eventually, notified, positions, release, two, two_within, wait, waiting};
 use mongodb::bson::Timestamp;
 
 use super::*;
@@ -175,7 +175,8 @@ async fn a_late_event_releases_nothing_that_is_in_use() {
 
 #[tokio::test]
 async fn the_grant_of_an_unknown_waiter_goes_to_the_next() {
-    two(|ours, theirs| async move {
+    // Otherwise it is released with a heartbeat, after 2 s.
+    two_within(Duration::from_secs(2), |ours, theirs| async move {
         let holder = lease(&ours, &["n"]).await;
         let (unknown, next) = (waiting(&["n"]), waiting(&["n"]));
         busy(&theirs, &unknown).await;
@@ -185,10 +186,7 @@ async fn the_grant_of_an_unknown_waiter_goes_to_the_next() {
         release(&ours, &holder).await;
         notified(&mut next_changes).await;
         granted(&theirs, &next).await;
-        assert!(
-            released.elapsed() < Duration::from_secs(2),
-            "the grant of the unknown waiter was not released"
-        );
+        released.elapsed()
     })
     .await;
 }

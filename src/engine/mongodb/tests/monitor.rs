@@ -41,7 +41,7 @@ pub(super) async fn a_lease_that_expires_between_two_commands_is_lost(engine: Ar
                                 assert!(Instant::now() < deadline, "still busy: {retry_after:?}");
                                 attempts += 1;
                                 // On a busy machine each lease of a few milliseconds ends before its answer.
-                                if attempts % 50 == 0 {
+                                if attempts % 10 == 0 {
                                     ours.ttl = Ttl::new((ours.ttl.duration() * 2).min(LONG)).unwrap();
                                 }
                                 let pause = retry_after.unwrap().min(Duration::from_millis(20));
@@ -105,7 +105,7 @@ pub(super) async fn a_document_that_is_deleted_before_its_stamp_is_acquired_agai
 
 /// The estimated end is wrong.
 pub(super) async fn a_wrong_estimate_is_corrected_before_the_grant(engine: Arc<MongodbEngine>) {
-    for wrong in [-3_600_000, -1000, 1000, 3_600_000] {
+    for wrong in [-3_600_000, -5000, 5000, 3_600_000] {
         let ours = claim(&["m", "n"], LONG);
         let now = crate::clock::Moment::now();
         let shown = DateTime::now().timestamp_millis() + wrong;
@@ -118,7 +118,7 @@ pub(super) async fn a_wrong_estimate_is_corrected_before_the_grant(engine: Arc<M
         for name in ["m", "n"] {
             let left = engine.inspect(&key(name)).await.unwrap().unwrap().remaining.unwrap();
             assert!(left <= LONG, "{wrong}: {left:?}");
-            assert!(left > LONG - LONG / 100, "{wrong}: {left:?}");
+            assert!(left > LONG - LONG / 10, "{wrong}: {left:?}");
         }
         assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
     }

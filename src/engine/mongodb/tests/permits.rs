@@ -40,7 +40,7 @@ async fn a_renewal_does_not_wait_behind_the_attempts_of_waiters() {
         for size in [8, 1] {
             let pool = pool(size, Duration::from_secs(5));
             // Each command takes 5 ms.
-            for _ in 0..2000 {
+            for _ in 0..8000 {
                 let pool = pool.clone();
                 tokio::spawn(async move {
                     let _permit = pool.permit(waiters).await;
@@ -53,7 +53,7 @@ async fn a_renewal_does_not_wait_behind_the_attempts_of_waiters() {
                 drop(pool.permit(class).await);
                 let waited = asked.elapsed();
                 assert!(
-                    waited < Duration::from_millis(250),
+                    waited < Duration::from_secs(2),
                     "{class:?} waited for {waited:?} behind {waiters:?}, with {size} connections"
                 );
             }
@@ -167,7 +167,7 @@ async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
             assert_eq!(released.expect("the attempt has ended").unwrap(), Released::NotHeld);
         }
         // Connections are opened for them.
-        let limit = Duration::from_secs(1);
+        let limit = Duration::from_secs(3);
         assert_eq!(available_within(&theirs.pool, Class::Acquire(&NAME), limit).await, 40);
     })
     .await;

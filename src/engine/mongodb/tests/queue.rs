@@ -1,6 +1,7 @@
 //! The queue on a replica set, beyond the contract.
 
 use super::*;
+use crate::engine::contract::one_is_faster;
 use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
 use crate::engine::mongodb::fields::QUEUE;
 use crate::engine::mongodb::queue::change_event::Change;
@@ -68,6 +69,20 @@ pub(super) async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEng
         let theirs = connect(&url(REPLICA_SET).unwrap(), &settings).await.unwrap();
         case(ours, theirs.clone()).await;
         theirs.close().await;
+    })
+    .await;
+}
+
+/// Runs a case, which returns how long something took, up to five times, until that is less than `limit`.
+pub(super) async fn two_within<F: Future<Output = Duration>>(
+    limit: Duration,
+    case: impl Fn(Arc<MongodbEngine>, Arc<MongodbEngine>) -> F,
+) {
+    one_is_faster(limit, async || {
+        let mut took = Duration::ZERO;
+        let (case, measured) = (&case, &mut took);
+        two(move |ours, theirs| async move { *measured = case(ours, theirs).await }).await;
+        took
     })
     .await;
 }
@@ -206,7 +221,8 @@ async fn a_waiter_gets_the_name_of_a_dead_holder_at_the_end_of_the_lease() {
 
 #[tokio::test]
 async fn the_reservation_of_an_unknown_waiter_goes_to_the_next() {
-    two(|ours, theirs| async move {
+    // Otherwise it is removed with a heartbeat, after 2 s.
+    two_within(Duration::from_secs(2), |ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let (unknown, next) = (waiting(&["n"]), waiting(&["n"]));
         busy(&theirs, &unknown).await;
@@ -216,10 +232,7 @@ async fn the_reservation_of_an_unknown_waiter_goes_to_the_next() {
         release(&ours, &holder).await;
         notified(&mut next_changes).await;
         granted(&theirs, &next).await;
-        assert!(
-            released.elapsed() < Duration::from_secs(2),
-            "the reservation of the unknown waiter was not removed"
-        );
+        released.elapsed()
     })
     .await;
 }

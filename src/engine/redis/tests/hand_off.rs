@@ -295,26 +295,31 @@ async fn a_stopped_process_delays_the_waiters_behind_it_once() {
 
 #[tokio::test]
 async fn a_process_with_a_granted_waiter_stays_alive_for_its_other_waiters() {
-    let Some(server) = Server::start(&[]).await else { return };
-    let (ours, mut other) = (server.engine().await, server.other().await);
-    let (holder, mut first, second) = (claim("n"), waiting("n"), waiting("n"));
-    first.ttl = Ttl::clamped(Duration::from_millis(1500));
-    acquire(&ours, &holder).await;
-    let mut subscription = enqueue(&ours, &first).await;
-    drop(enqueue(&ours, &second).await);
-    release(&ours, &holder).await;
-    granted(&mut subscription).await;
-    let alive = async |other: &mut OtherClient| {
-        let score: f64 = other
-            .args(&["ZSCORE", "holdfast:queue:{lock:n}", &ours.waiters.process])
-            .await;
-        -score - server_us(other).await as f64 / 1000.0
-    };
-    assert!(alive(&mut other).await <= 1500.0);
-    let began = Moment::now();
-    eventually("a heartbeat", async || alive(&mut other).await > 2500.0).await;
     // Not only with the next regular heartbeat, which may come after the end of the hand-off's lease.
-    assert!(began.elapsed() < Duration::from_millis(1400), "{:?}", began.elapsed());
+    one_is_faster(Duration::from_millis(1400), async || {
+        let Some(server) = Server::start(&[]).await else {
+            return Duration::ZERO;
+        };
+        let (ours, mut other) = (server.engine().await, server.other().await);
+        let (holder, mut first, second) = (claim("n"), waiting("n"), waiting("n"));
+        first.ttl = Ttl::clamped(Duration::from_millis(1500));
+        acquire(&ours, &holder).await;
+        let mut subscription = enqueue(&ours, &first).await;
+        drop(enqueue(&ours, &second).await);
+        release(&ours, &holder).await;
+        granted(&mut subscription).await;
+        let alive = async |other: &mut OtherClient| {
+            let score: f64 = other
+                .args(&["ZSCORE", "holdfast:queue:{lock:n}", &ours.waiters.process])
+                .await;
+            -score - server_us(other).await as f64 / 1000.0
+        };
+        assert!(alive(&mut other).await <= 1500.0);
+        let began = Moment::now();
+        eventually("a heartbeat", async || alive(&mut other).await > 2500.0).await;
+        began.elapsed()
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -322,7 +327,7 @@ async fn an_expired_and_a_forced_release_grant_too() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs) = (server.engine().await, server.engine().await);
     let mut holder = claim("n");
-    holder.ttl = Ttl::clamped(Duration::from_millis(700));
+    holder.ttl = Ttl::clamped(Duration::from_secs(2));
     let before = acquire(&ours, &holder).await;
     let (first, second, third) = (waiting("n"), waiting("n"), waiting("n"));
     let mut first_subscription = enqueue(&theirs, &first).await;

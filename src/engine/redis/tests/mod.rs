@@ -15,7 +15,7 @@ use self::security::Certificates;
 use super::connection::Link;
 use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
-use crate::engine::contract::PAGE;
+use crate::engine::contract::{PAGE, one_is_faster};
 use crate::engine::{Acquired, Engine, EngineExt, Released, Settings, SharedEngine, Subscription, TlsFiles, Warnings};
 use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
@@ -153,9 +153,9 @@ async fn enqueue(engine: &RedisEngine, claim: &Claim) -> Box<dyn Subscription> {
 
 /// Waits for a notification.
 async fn notified(subscription: &mut Box<dyn Subscription>) {
-    tokio::time::timeout(Duration::from_secs(10), subscription.changed())
+    tokio::time::timeout(LONG, subscription.changed())
         .await
-        .expect("a notification within 10 s");
+        .expect("a notification within 30 s");
 }
 
 async fn acquire(engine: &RedisEngine, claim: &Claim) -> Fence {

@@ -221,15 +221,13 @@ async fn the_queue_of_a_holder_that_died_moves_at_its_expiry() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs) = (server.engine().await, server.engine().await);
     let mut holder = claim("n");
-    holder.ttl = Ttl::clamped(Duration::from_millis(700));
+    holder.ttl = Ttl::clamped(Duration::from_secs(2));
     acquire(&ours, &holder).await;
     let (first, second) = (waiting("n"), waiting("n"));
     let mut first_subscription = enqueue(&ours, &first).await;
     let mut second_subscription = enqueue(&theirs, &second).await;
     // After this renewal the waiters learn the later end of the lease without a message.
-    ours.renew(&holder, Ttl::clamped(Duration::from_millis(1500)))
-        .await
-        .unwrap();
+    ours.renew(&holder, Ttl::clamped(Duration::from_secs(3))).await.unwrap();
     notified(&mut first_subscription).await;
     not_notified(&mut second_subscription).await;
     acquire(&ours, &first).await;

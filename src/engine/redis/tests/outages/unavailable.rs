@@ -8,6 +8,9 @@ use super::*;
 use crate::engine::EngineExt;
 use crate::error::EngineError;
 
+/// A short store timeout, in which a machine that stands still can connect.
+const SHORT: Duration = Duration::from_millis(1600);
+
 /// A proxy between an engine and its server, which can delay requests and replies. (It uses threads, because the engine uses the
 /// runtime of the test.)
 struct Proxy {
@@ -108,9 +111,8 @@ impl Proxy {
 
     /// Returns an engine with a short store timeout.
     async fn engine(&self) -> Arc<RedisEngine> {
-        let store_timeout = Duration::from_millis(400);
         self.engine_with(Settings {
-            store_timeout,
+            store_timeout: SHORT,
             ..settings("lock:")
         })
         .await
@@ -183,14 +185,14 @@ async fn a_silent_connection_is_replaced_and_its_late_replies_still_count() {
         let ours = ours.clone();
         async move { ours.try_acquire(&claim("lost")).await }
     });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    tokio::time::sleep(SHORT / 4).await;
     assert!(
         tokio::time::timeout(Duration::from_millis(50), ours.inspect(&key("n")))
             .await
             .is_err()
     );
     assert_eq!(proxy.accepted(), 1, "not yet");
-    tokio::time::sleep(Duration::from_millis(250)).await;
+    tokio::time::sleep(SHORT).await;
     acquire(&ours, &claim("n")).await;
     assert_eq!(proxy.accepted(), 2, "a new connection");
     assert!(!lost.is_finished());
@@ -213,8 +215,7 @@ async fn a_call_that_was_dropped_without_a_reply_replaces_its_connection() {
     let proxy = Proxy::before(&server);
     let ours = proxy.engine().await;
     proxy.silence_all_so_far();
-    let limit = Duration::from_millis(400);
-    assert!(tokio::time::timeout(limit, ours.inspect(&key("n"))).await.is_err());
+    assert!(tokio::time::timeout(SHORT, ours.inspect(&key("n"))).await.is_err());
     ours.inspect(&key("n")).await.unwrap();
     assert_eq!(proxy.accepted(), 2);
 }
@@ -228,11 +229,7 @@ async fn subscribers_move_from_a_silent_connection_to_a_new_one() {
     acquire(&theirs, &holder).await;
     let mut subscription = enqueue(&ours, &waiting("n")).await;
     proxy.silence_all_so_far();
-    assert!(
-        tokio::time::timeout(Duration::from_millis(400), ours.inspect(&key("n")))
-            .await
-            .is_err()
-    );
+    assert!(tokio::time::timeout(SHORT, ours.inspect(&key("n"))).await.is_err());
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
         .expect("a notification after the change of connection");

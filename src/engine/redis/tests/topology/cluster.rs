@@ -176,10 +176,13 @@ async fn a_slot_that_keeps_moving_is_a_retryable_error() {
     let name = &one_each()[0];
     let slot = slot_of_name(name);
     nodes.open(slot, 0, 1).await;
-    let started = Instant::now();
-    let error = ours.try_acquire(&claim(name)).await.unwrap_err();
-    assert!(error.retryable && error.to_string().contains("TRYAGAIN"), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    one_is_faster(Duration::from_secs(1), async || {
+        let started = Instant::now();
+        let error = ours.try_acquire(&claim(name)).await.unwrap_err();
+        assert!(error.retryable && error.to_string().contains("TRYAGAIN"), "{error}");
+        started.elapsed()
+    })
+    .await;
     nodes.close(slot, 0, 1).await;
     acquire(&ours, &claim(name)).await;
 }

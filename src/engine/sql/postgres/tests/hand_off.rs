@@ -75,7 +75,7 @@ async fn expired_forced_and_cancelled_leases_are_handed_off_too() {
     };
     let (ours, theirs) = (database.engine().await, database.engine().await);
     let mut holder = claim(&["n"]);
-    holder.ttl = Ttl::clamped(Duration::from_millis(1500));
+    holder.ttl = Ttl::clamped(Duration::from_secs(3));
     let before = fence(&ours, &holder).await;
     let (first, second, third) = (waiting(&["n"]), waiting(&["n"]), waiting(&["n"]));
     let mut first_subscription = enqueue(&database, &theirs, &first, 1).await;
