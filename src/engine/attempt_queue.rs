@@ -39,7 +39,7 @@ impl AttemptQueue {
         })))
     }
 
-    /// Waits for the permit of an attempt with this first name. Dropping the future leaves the queue.
+    /// Waits for the permit of an attempt with this first name. An attempt whose future was dropped gets none.
     pub(super) async fn permit(self: &Arc<Self>, name: &Key) -> Permit {
         let assigned = {
             let mut state = self.0.lock();

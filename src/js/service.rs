@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use futures_util::future::OptionFuture;
+use futures_util::future::{Either, OptionFuture, ready};
 use napi::bindgen_prelude::{Env, Function, Result, Unknown};
 use napi_derive::napi;
 use tokio_util::sync::CancellationToken;
@@ -149,8 +149,10 @@ impl LockService {
         }
         let locks = self.locks.clone();
         // The call begins now.
-        let acquiring = name.0.map(|key| locks.acquire_by_name(key, options));
-        let acquiring = async move { acquiring?.await };
+        let acquiring = match name.0 {
+            Ok(key) => Either::Right(locks.acquire_by_name(key, options)),
+            Err(error) => Either::Left(ready(Err(error))),
+        };
         self.bridge
             .answer(env, &self.locks, acquiring, move |_, lease| match lease {
                 Some(lease) if lease.is_held() => Ok(true),
@@ -163,8 +165,10 @@ impl LockService {
     /// Releases a lease of `acquireByName`. Resolves to whether this call released it.
     #[napi(ts_args_type = "name: string", ts_return_type = "Promise<boolean>")]
     pub fn release_by_name<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
-        let releasing = name.0.map(|key| self.locks.release_by_name(&key));
-        let releasing = async move { releasing?.await };
+        let releasing = match name.0 {
+            Ok(key) => Either::Right(self.locks.release_by_name(&key)),
+            Err(error) => Either::Left(ready(Err(error))),
+        };
         self.bridge
             .answer(env, &self.locks, releasing, |_, is_freed| Ok(is_freed))
     }

@@ -69,8 +69,8 @@ impl Attempts {
 /// A name has an entry while an attempt for it is in progress or paused.
 #[derive(Debug)]
 struct Name {
-    turn: Turn,
-    /// The attempts that wait for the end of the turn, by arrival number.
+    stage: Stage,
+    /// The attempts that wait for the end of the stage, by arrival number.
     pending: BTreeMap<u64, Pending>,
     /// The arrival number at which the next attempt begins, after a failed one with the maximum number of calls: those behind it
     /// have not been made since.
@@ -79,24 +79,24 @@ struct Name {
 }
 
 #[derive(Debug)]
-enum Turn {
+enum Stage {
     /// An attempt is in progress. `since`: when it began, or when one of several calls last had an answer.
     Attempt { id: u64, since: Instant },
     /// No attempt begins until a timer ends the pause after a failure.
     Pause,
 }
 
-impl Turn {
+impl Stage {
     fn begin(id: u64) -> Self {
         let since = Instant::now();
-        Turn::Attempt { id, since }
+        Stage::Attempt { id, since }
     }
 }
 
 impl Name {
     fn begun(id: u64) -> Self {
         Name {
-            turn: Turn::begin(id),
+            stage: Stage::begin(id),
             pending: BTreeMap::new(),
             next_from: None,
             backoff: Backoff::for_store(),
@@ -119,11 +119,11 @@ impl Name {
 
     /// Whether the attempt `id` is in progress: it ends when it is overdue.
     fn is_current(&self, id: u64) -> bool {
-        matches!(self.turn, Turn::Attempt { id: current, .. } if current == id)
+        matches!(self.stage, Stage::Attempt { id: current, .. } if current == id)
     }
 
     fn is_overdue(&self) -> bool {
-        matches!(self.turn, Turn::Attempt { since, .. } if since.elapsed() >= OVERDUE)
+        matches!(self.stage, Stage::Attempt { since, .. } if since.elapsed() >= OVERDUE)
     }
 }
 
@@ -198,7 +198,7 @@ fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&mut Na
         return;
     };
     let id = shared.attempts.next_id();
-    name.turn = Turn::begin(id);
+    name.stage = Stage::begin(id);
     drop(names);
     let last = (pending.len() == MOST_TOGETHER).then_some(last);
     let mut in_progress = InProgress::new(shared, key, id, last);
@@ -243,7 +243,7 @@ impl InProgress {
         if let Some(name) = self.shared.attempts.names.lock().get_mut(&self.key)
             && name.is_current(self.id)
         {
-            name.turn = Turn::begin(self.id);
+            name.stage = Stage::begin(self.id);
         }
     }
 
@@ -255,13 +255,13 @@ impl InProgress {
             return;
         };
         if let Some(next) = self.last.map(|last| last + 1)
-            && name.pending.range(next..).next().is_some()
+            && name.pending.range(next..).any(|(_, entry)| !entry.reply.is_closed())
         {
             name.next_from = Some(next);
             return;
         }
         let end = Instant::now() + name.backoff.delay();
-        name.turn = Turn::Pause;
+        name.stage = Stage::Pause;
         drop(names);
         let (shared, key) = (self.shared.clone(), self.key.clone());
         self.shared.background.spawn(FutureExt::boxed(async move {
@@ -271,7 +271,7 @@ impl InProgress {
                     shared.attempts.names.lock().remove(&key);
                 }
             }
-            begin_pending(&shared, &key, |name| matches!(name.turn, Turn::Pause));
+            begin_pending(&shared, &key, |name| matches!(name.stage, Stage::Pause));
         }));
     }
 }

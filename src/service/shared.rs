@@ -127,8 +127,11 @@ impl Shared {
 
     /// Counts a new lease as held, and schedules its renewal. `since`: when its call began.
     pub(super) fn add_lease(&self, lease: &Arc<Lease>, since: Instant) {
-        self.counters.lock().acquired += 1;
-        self.counters.lock().held += 1;
+        {
+            let mut counters = self.counters.lock();
+            counters.acquired += 1;
+            counters.held += 1;
+        }
         self.scheduler.schedule(lease);
         self.emit(|| lease.event(EventKind::Acquired, Some(since.elapsed()), None));
     }

@@ -141,7 +141,7 @@ impl RedisEngine {
     ) -> Result<Option<Acquired>, Failure> {
         if let Err(Failure::Replicas { .. }) = answer {
             // The failure is returned in any case: the service releases the claim once more.
-            let _ = Box::pin(self.release_part(claim)).await;
+            let _ = Box::pin(self.release_part(claim, Duration::ZERO)).await;
         }
         match answer? {
             Value::Int(fence) if fence > 0 => {

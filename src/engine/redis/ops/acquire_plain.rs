@@ -33,6 +33,7 @@
 //! The record for `inspect` (`record.lua`) is stored 25 to 50 ms later, unless the lock was released before.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::Value;
 
@@ -146,7 +147,7 @@ impl RedisEngine {
                     connection.wire.use_scripts_only();
                 }
                 if *queued != Value::Int(0) {
-                    self.release_part(claim).await?;
+                    self.release_part(claim, Duration::ZERO).await?;
                 }
                 Ok(None)
             }

@@ -109,7 +109,7 @@ impl RedisEngine {
     async fn roll_back_parts(&self, parts: &[Claim], busy: usize) -> Result<(), Failure> {
         let others = parts.iter().enumerate().filter(|(index, _)| *index != busy);
         // The parts after the busy one, too: an earlier round may have acquired or queued them.
-        let freed = join_all(others.map(|(_, part)| self.release_part(part))).await;
+        let freed = join_all(others.map(|(_, part)| self.release_part(part, Duration::ZERO))).await;
         freed.into_iter().try_for_each(|freed| freed.map(|_| ()))
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
 
@@ -63,6 +64,12 @@ impl RedisEngine {
         for claim in claims.iter().filter(|claim| claim.waiting) {
             self.waiters.known.leave(&claim.owner);
         }
+        if let [claim] = claims
+            && (claim.keys().len() == 1 || !self.route.has_slots())
+        {
+            let released = self.release_part(claim, keep).await;
+            return answer(0, released.map_err(|failure| failure.during("release")));
+        }
         let mut slots: HashMap<u16, Vec<(usize, &Key)>> = HashMap::new();
         for (index, claim) in claims.iter().enumerate() {
             for key in claim.keys() {
@@ -88,9 +95,9 @@ impl RedisEngine {
     }
 
     /// Releases the names of a part of a claim, which are in one slot, and removes the waiter from their queues.
-    pub(in super::super) async fn release_part(&self, claim: &Claim) -> Result<Released, Failure> {
+    pub(in super::super) async fn release_part(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
         let names: Vec<(usize, &Key)> = claim.keys().iter().map(|key| (0, key)).collect();
-        let released = self.release_names(&[claim], &names, Duration::ZERO).await;
+        let released = self.release_names(&[claim], &names, keep).await;
         released.into_iter().fold(Ok(Released::Freed), combined)
     }
 
@@ -104,7 +111,7 @@ impl RedisEngine {
         let slot = self.slot(names[0].1);
         let call = self.release_call(claims, names, slot, keep);
         let answer = match (&self.replicated, &self.route, names) {
-            // On the connection of the attempts, so that the server executes it after them.
+            // On the current connection: behind the attempts that were sent on it.
             (Some(replicated), ..) => replicated.link.run(&RELEASE, &call).await,
             (None, Route::Cluster(_), [(index, key)]) => {
                 let smaller = self.split_release_call(key, claims[*index].owner.as_str(), keep);
@@ -132,18 +139,17 @@ impl RedisEngine {
             Err(failure) => return vec![Err(failure); names.len()],
             Ok(_) => vec![ALONE; names.len()],
         };
-        let mut released = Vec::with_capacity(names.len());
-        for (name, answer) in names.iter().zip(answers) {
+        join_all(names.iter().zip(answers).map(|(name, answer)| async move {
             match answer {
-                0..4 => released.push(Ok(self.released(answer, std::slice::from_ref(name.1)))),
+                0..4 => Ok(self.released(answer, std::slice::from_ref(name.1))),
                 ALONE if names.len() > 1 => {
-                    let alone = std::slice::from_ref(name);
-                    released.extend(Box::pin(self.release_names(claims, alone, keep)).await);
+                    let alone = Box::pin(self.release_names(claims, std::slice::from_ref(name), keep)).await;
+                    alone.into_iter().fold(Ok(Released::Freed), combined)
                 }
-                _ => released.push(Err(UNEXPECTED)),
+                _ => Err(UNEXPECTED),
             }
-        }
-        released
+        }))
+        .await
     }
 
     fn release_call(&self, claims: &[&Claim], names: &[(usize, &Key)], slot: u16, keep: Duration) -> Cmd {

@@ -285,8 +285,7 @@ impl Wire {
             if state.unsealed() >= early {
                 state.seal();
             }
-            // Not where the next write removes requests: the output seems larger than it is.
-            if state.out.len() - state.written >= early && !state.has_left {
+            if state.out.len() - state.written >= early {
                 state.write_early();
             }
         } else {
