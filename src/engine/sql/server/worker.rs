@@ -2,7 +2,7 @@
 //!
 //! The first transaction that finds a locked row waits for [`LOCK_WAIT`], unless a single statement has just waited for it. Its calls are
 //! then made by one that skips locked rows: calls that need one of them fail with a retryable error, and the service repeats them. Until a
-//! transaction finds the row unlocked, the calls for its name have a transaction that skips locked rows at once.
+//! transaction finds the row unlocked, those with a call for its name skip locked rows at once.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -63,18 +63,15 @@ impl Worker {
     pub(super) async fn run(self, mut jobs: Receiver) {
         let mut batch = Vec::new();
         while jobs.next(&mut batch).await {
-            let may_be_locked = |job: &mut Job| self.locked.names.have_one_of(self.prefix.names(job));
-            let separate = batch.extract_if(.., may_be_locked).collect();
-            let together = std::mem::take(&mut batch);
-            for (part, skips_locked) in [(together, self.locked.has_just_waited()), (separate, true)] {
-                // A panic closes the connection in use.
-                _ = unless_it_panics(pin!(self.execute(part, skips_locked))).await;
-            }
+            // A panic closes the connection in use.
+            _ = unless_it_panics(pin!(self.execute(std::mem::take(&mut batch)))).await;
         }
     }
 
     /// Executes jobs as one transaction. If that fails because of one of them, executes each in its own.
-    async fn execute(&self, mut batch: Vec<Job>, skips_locked: bool) {
+    async fn execute(&self, mut batch: Vec<Job>) {
+        let may_be_locked = |job: &Job| self.locked.names.have_one_of(self.prefix.names(job));
+        let skips_locked = self.locked.has_just_waited() || batch.iter().any(may_be_locked);
         let mut outcome = self.transact(&mut batch, skips_locked).await;
         if let Err(failure) = &outcome
             && matches!(failure.kind(), Kind::Locked | Kind::Cancelled)
@@ -128,9 +125,6 @@ impl Worker {
     }
 
     async fn transact_once(&self, batch: &mut [Job], skips_locked: bool) -> Outcome<Vec<StoredName>> {
-        if batch.is_empty() {
-            return Ok(Vec::new());
-        }
         let mut checkout = self.pool.checkout().await?;
         let plan = Plan::new(batch, skips_locked, &self.prefix);
         if plan.is_empty() {
@@ -148,12 +142,7 @@ impl Worker {
             outcome
         };
         let outcome = connection.within_limit(transaction).await;
-        let outcome = checkout.settle(outcome);
-        // Another transaction is creating one of its rows.
-        if skips_locked && batch.len() == 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Locked) {
-            plan.names.keys().for_each(|name| self.locked.names.record(name, true));
-        }
-        let (effects, locked) = outcome?;
+        let (effects, locked) = checkout.settle(outcome)?;
         drop(checkout);
         let record = |name| self.locked.names.record(name, locked.contains(name));
         plan.names.keys().for_each(record);
