@@ -10,7 +10,6 @@ use tokio::time::timeout;
 
 use super::Page;
 use super::dropped_calls::DroppedCalls;
-use super::failure::Place;
 use super::jobs::{Job, Reply, Sender, StartState};
 use crate::engine::{
     Acquired, Answers, Description, DetectorSlot, Engine, EngineExt, Read, Released, Renewal, Renewed, Result,
@@ -37,18 +36,25 @@ pub(in crate::engine) trait Wakeup: Send + Sync {
 
 /// The engine of a database. Its task lives until it is closed or dropped.
 pub(in crate::engine) struct SqlEngine<W: Wakeup> {
-    place: Place,
-    /// The prefix of every name.
-    prefix: String,
+    store: StoreAddress,
     pub(super) waiters: Arc<W>,
     /// The task. `None` once closed.
     running: Mutex<Option<Running>>,
     dropped: Arc<DroppedCalls>,
 }
 
+/// The engine's name, the address, and the prefix of the locks.
+#[derive(Debug)]
+pub(super) struct StoreAddress {
+    pub engine: &'static str,
+    pub address: String,
+    /// The prefix of every name.
+    pub prefix: String,
+}
+
 impl<W: Wakeup> fmt::Debug for SqlEngine<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.place.fmt(f)
+        self.store.fmt(f)
     }
 }
 
@@ -75,16 +81,14 @@ impl Drop for AttemptGuard {
 impl<W: Wakeup> SqlEngine<W> {
     /// Creates an engine whose jobs `task` executes.
     pub(super) fn new(
-        place: Place,
-        prefix: String,
+        store: StoreAddress,
         waiters: Arc<W>,
         jobs: Sender,
         task: Task,
         dropped: Arc<DroppedCalls>,
     ) -> Arc<Self> {
         Arc::new(SqlEngine {
-            place,
-            prefix,
+            store,
             waiters,
             running: Mutex::new(Some(Running { jobs, task })),
             dropped,
@@ -109,7 +113,7 @@ impl<W: Wakeup> SqlEngine<W> {
                 Some(_) => (true, "a bug in holdfast or in its driver: the call panicked"),
                 None => (false, "this engine is closed"),
             };
-            Err(EngineError::new(self.place.engine, op, is_open, text))
+            Err(EngineError::new(self.store.engine, op, is_open, text))
         })
     }
 
@@ -132,9 +136,9 @@ impl<W: Wakeup> SqlEngine<W> {
 impl<W: Wakeup> Engine for SqlEngine<W> {
     fn describe(&self) -> Description {
         Description {
-            address: self.place.address.to_string(),
+            address: self.store.address.clone(),
             detector: self.waiters.detector(),
-            ..Description::new(self.place.engine, true)
+            ..Description::new(self.store.engine, true)
         }
     }
 
@@ -198,9 +202,13 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
                 return Ok(info.into_iter().collect());
             }
         };
-        let Place { engine, address } = &self.place;
+        let StoreAddress {
+            engine,
+            address,
+            prefix: of_all,
+        } = &self.store;
         let mut found = Vec::new();
-        let mut next = Some(Page::first(&self.prefix, prefix));
+        let mut next = Some(Page::first(of_all, prefix));
         while let Some(page) = next {
             let answer = self.call("list", |reply| Job::List(page, reply));
             let (leases, after) = timeout(page_timeout, answer)

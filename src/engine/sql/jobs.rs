@@ -104,8 +104,6 @@ pub(super) enum Job {
     ForceRelease(Key, Reply<bool>),
     Inspect(Key, Reply<Option<LockInfo>>),
     List(Page, Reply<(Vec<LockInfo>, Option<Page>)>),
-    /// Removes expired positions of a stored name, and hands it off if it is free. No caller waits.
-    Check(Vec<u8>),
 }
 
 impl Job {
@@ -127,7 +125,7 @@ impl Job {
             Job::Release(claims, ..) => claims.iter().map(names).sum(),
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => names(claim),
             Job::List(..) => SHARE,
-            Job::ForceRelease(..) | Job::Inspect(..) | Job::Check(..) => 1,
+            Job::ForceRelease(..) | Job::Inspect(..) => 1,
         }
     }
 
@@ -136,7 +134,7 @@ impl Job {
         match self {
             Job::Acquire(_, start_state, reply) => start_state.is_cancelled() || reply.sender.is_closed(),
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
-            Job::Release(..) | Job::Check(..) => false,
+            Job::Release(..) => false,
             Job::ForceRelease(_, reply) => reply.sender.is_closed(),
             Job::Inspect(_, reply) => reply.sender.is_closed(),
             Job::List(_, reply) => reply.sender.is_closed(),
@@ -147,6 +145,15 @@ impl Job {
         matches!(self, Job::Acquire(..))
     }
 
+    /// Whether the job has several claims. If it fails, its caller sends each claim as its own job.
+    pub(super) fn is_divisible(&self) -> bool {
+        match self {
+            Job::Acquire(claims, ..) => claims.len() > 1,
+            Job::Release(claims, ..) => claims.len() > 1,
+            _ => false,
+        }
+    }
+
     /// Returns the names that it may change.
     pub(super) fn keys(&self) -> Vec<&Key> {
         match self {
@@ -154,7 +161,7 @@ impl Job {
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => claim.keys().iter().collect(),
             Job::Release(claims, ..) => claims.iter().flat_map(Claim::keys).collect(),
             Job::ForceRelease(key, _) => vec![key],
-            Job::Inspect(..) | Job::List(..) | Job::Check(..) => Vec::new(),
+            Job::Inspect(..) | Job::List(..) => Vec::new(),
         }
     }
 
@@ -180,7 +187,6 @@ impl Job {
             Job::ForceRelease(_, reply) => reply.answer.is_some(),
             Job::Inspect(_, reply) => reply.answer.is_some(),
             Job::List(_, reply) => reply.answer.is_some(),
-            Job::Check(..) => true,
         }
     }
 
@@ -194,7 +200,6 @@ impl Job {
             Job::ForceRelease(_, reply) => reply.send("forceRelease", failure),
             Job::Inspect(_, reply) => reply.send("inspect", failure),
             Job::List(_, reply) => reply.send("list", failure),
-            Job::Check(..) => {}
         }
     }
 }
@@ -209,7 +214,7 @@ type Arrival = (Instant, Job);
 pub(super) struct Receiver {
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     renewals: VecDeque<Job>,
-    /// Releases, forced releases, transfers and checks.
+    /// Releases, forced releases and transfers.
     releases: VecDeque<Job>,
     reads: VecDeque<Job>,
     attempts: OverloadQueue<Job>,
@@ -298,9 +303,7 @@ impl Receiver {
     fn enter(&mut self, (since, job): Arrival) {
         match &job {
             Job::Renew(..) => self.renewals.push_back(job),
-            Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) | Job::Check(..) => {
-                self.releases.push_back(job)
-            }
+            Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => self.releases.push_back(job),
             Job::Inspect(..) | Job::List(..) => self.reads.push_back(job),
             Job::Acquire(claims, ..) => {
                 let name = claims[0].keys()[0].clone();

@@ -43,9 +43,9 @@ use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
-use super::server::{Outcome, Server, ServerEngine, Session};
-use crate::engine::Result;
+use super::server::{FOR_CALLS, Outcome, Server, ServerEngine, Session};
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
+use crate::engine::{Result, Warnings};
 use crate::model::OwnerToken;
 
 mod checks;
@@ -102,12 +102,20 @@ impl Server for MysqlServer {
         &self.connections
     }
 
+    fn most_for_calls(&self) -> usize {
+        self.config.settings.max_connections.unwrap_or(FOR_CALLS) as usize
+    }
+
     async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>> {
         Ok(Box::new(MysqlSession::open(&self).await?))
     }
 
     fn is_notified(&self) -> bool {
         false
+    }
+
+    fn warnings(&self) -> Option<&Warnings> {
+        self.config.settings.warnings.as_deref()
     }
 }
 

@@ -11,9 +11,6 @@ pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMES
 /// Sets `@u` to the server's clock, in microseconds since 1970.
 pub(super) const CLOCK: &str = "SET @u = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-/// Before a statement on MariaDB: it fails at a locked row, instead of a wait.
-pub(super) const NO_WAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR ";
-
 /// Statements, each of which has one answer.
 #[derive(Default)]
 pub(super) struct Packet {

@@ -1,16 +1,16 @@
 //! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
 //! their queues. The second one writes the result.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::packet::{Answer, Bytes, CLOCK, NO_WAIT, Nullable, Packet, Row, joined, list, rows};
+use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
 use crate::engine::core::ledger::{self, Changes, Ledger, Position, StoredName, Waiter};
-use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
+use crate::engine::sql::server::{LOCK_WAIT, Outcome};
 use crate::model::Process;
 
 /// How long the server waits for the next statement of a transaction, in seconds. After that it closes the connection of a stopped process,
@@ -22,24 +22,24 @@ pub(super) const UNION: usize = 32;
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
-    // An insert would wait for a row that another transaction has locked.
-    let existing = match plan.skips_locked {
-        true => existing(session, plan).await?,
-        false => HashSet::new(),
-    };
     let mut packet = Packet::default();
     let Tables { locks, waiters, .. } = &session.server.tables;
     let all = list(plan.names.keys().map(Bytes));
-    begin(&mut packet);
-    if plan.skips_locked {
-        let missing = plan.names.keys().filter(|name| !existing.contains(*name));
-        create(&mut packet, locks, missing, session.is_mariadb);
-    } else {
-        lock(&mut packet, locks, plan, session.is_mariadb);
+    if plan.is_brief && !session.is_mariadb {
+        // MySQL's shortest lock timeout is 1 s. So these statements, before the transaction, fail at a locked row. Within it their
+        // locks would not be in order.
+        packet.add(CLOCK);
+        for name in plan.names.keys().map(Bytes) {
+            packet.add(format_args!(
+                "SELECT 1 FROM {locks} WHERE name = {name} FOR UPDATE NOWAIT"
+            ));
+        }
     }
+    begin(&mut packet, plan);
+    lock(&mut packet, locks, plan, session.is_mariadb);
     packet.add(CLOCK);
     let clock = packet.add("SELECT @u");
-    // A row that was not created, and did not exist when the rows were locked, may exist now. Without `lock`, this locks the rows.
+    // A row that was not created, and did not exist when the rows were locked, may exist now.
     let locked = packet.add(format_args!(
         "SELECT name, owner, expires_at, fence, queued FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
     ));
@@ -68,14 +68,21 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
 }
 
 /// Adds the statements that begin a transaction.
-pub(super) fn begin(packet: &mut Packet) {
-    packet.add(format_args!("SET SESSION wait_timeout = {TRANSACTION_IDLE_TIMEOUT_S}"));
+pub(super) fn begin(packet: &mut Packet, plan: &Plan) {
+    // MySQL treats 0 as 1, its minimum.
+    let lock_wait_s = if plan.is_brief { 0 } else { LOCK_WAIT.as_secs() };
+    packet.add(format_args!(
+        "SET SESSION wait_timeout = {TRANSACTION_IDLE_TIMEOUT_S}, innodb_lock_wait_timeout = {lock_wait_s}"
+    ));
     packet.add("START TRANSACTION");
 }
 
-/// Adds the statement that restores the setting which [`begin`] has changed.
-fn restore_setting(packet: &mut Packet, session: &MysqlSession) {
-    packet.add(format_args!("SET SESSION wait_timeout = {}", session.wait_timeout_s));
+/// Adds the statement that restores the settings which [`begin`] has changed.
+fn restore_settings(packet: &mut Packet, session: &MysqlSession) {
+    let (wait_timeout_s, lock_wait_s) = (session.wait_timeout_s, LOCK_WAIT.as_secs());
+    packet.add(format_args!(
+        "SET SESSION wait_timeout = {wait_timeout_s}, innodb_lock_wait_timeout = {lock_wait_s}"
+    ));
 }
 
 /// Adds the statements that lock the rows of names in their order, and create missing ones.
@@ -86,7 +93,11 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan, is_mariadb: bool) {
     let names: Vec<(&StoredName, &bool)> = plan.names.iter().collect();
     for run in names.chunk_by(|(_, before), (_, next)| before == next) {
         if *run[0].1 {
-            create(packet, locks, run.iter().map(|(name, _)| *name), false);
+            let rows = run.iter().map(|(name, _)| format!("({}, 0, 0, 0)", Bytes(name)));
+            packet.add(format_args!(
+                "INSERT INTO {locks} (name, fence, expires_at, since) VALUES {} ON DUPLICATE KEY UPDATE fence = fence",
+                list(rows)
+            ));
             continue;
         }
         // For several names in a small table MySQL reads all rows, and locks them.
@@ -97,32 +108,6 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan, is_mariadb: bool) {
             ));
         }
     }
-}
-
-/// Adds the statement that creates rows of names. It locks a row that exists. `fails`: at a locked row, instead of a wait.
-fn create<'a>(packet: &mut Packet, locks: &str, names: impl Iterator<Item = &'a StoredName>, fails: bool) {
-    let rows = list(names.map(|name| format!("({}, 0, 0, 0)", Bytes(name))));
-    if rows.is_empty() {
-        return;
-    }
-    let no_wait = if fails { NO_WAIT } else { "" };
-    packet.add(format_args!(
-        "{no_wait}INSERT INTO {locks} (name, fence, expires_at, since) VALUES {rows} ON DUPLICATE KEY UPDATE fence = fence"
-    ));
-}
-
-/// Returns which names of a plan have a row. Waits for no lock.
-async fn existing(session: &mut MysqlSession, plan: &Plan) -> Outcome<HashSet<StoredName>> {
-    let mut packet = Packet::default();
-    // A proxy sends a packet that begins with a SELECT to a replica.
-    packet.add(CLOCK);
-    let names = list(plan.names.keys().map(Bytes));
-    let locks = &session.server.tables.locks;
-    let existing = packet.add(format_args!("SELECT name FROM {locks} WHERE name IN ({names})"));
-    let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
-    let existing = rows(&answers, existing).iter().filter_map(|row| row.bytes(0));
-    Ok(existing.map(<[u8]>::to_vec).collect())
 }
 
 /// Returns the ledger of what was read. `None`: a row lacks a value, or is missing.
@@ -205,64 +190,82 @@ pub(super) async fn write(
             EXPIRED_POSITION_KEPT_MS * 1000
         ));
     }
-    let entered = enter(&mut packet, waiters, process, &begun, &changes.entered);
+    let mut tickets: HashMap<String, u64> = HashMap::new();
+    let entered = enter(&mut packet, waiters, process, &begun, changes, &mut tickets);
     if !changes.rows.is_empty() {
         update(&mut packet, locks, waiters, changes);
     }
     let commit = packet.add("COMMIT");
-    restore_setting(&mut packet, session);
+    restore_settings(&mut packet, session);
     let mut answers = Vec::new();
     if let Err(failure) = session.run(packet, &mut answers).await {
         let is_committed = answers.len() > commit;
         return Err(if is_committed { failure.after_commit() } else { failure });
     }
-    let tickets = entered.map(|index| rows(&answers, index)).unwrap_or_default();
-    let ticket = |row: &Row| Some((row.text(0)?, row.number(1)?.unsigned_abs()));
-    Ok(tickets.iter().filter_map(ticket).collect())
+    for row in entered.map(|index| rows(&answers, index)).unwrap_or_default() {
+        if let (Some(owner), Some(ticket)) = (row.text(0), row.number(1)) {
+            tickets.insert(owner, ticket.unsigned_abs());
+        }
+    }
+    Ok(tickets)
 }
 
 /// Adds the statements that enter queues, keep positions there alive, or move them from another name with their ticket. Returns the
-/// index of the answer with the tickets.
-fn enter(packet: &mut Packet, waiters: &str, process: &str, begun: &Begun, entered: &[Position]) -> Option<usize> {
-    if entered.is_empty() {
+/// index of the answer with the tickets of new positions, and adds the others.
+fn enter(
+    packet: &mut Packet,
+    waiters: &str,
+    process: &str,
+    begun: &Begun,
+    changes: &Changes,
+    tickets: &mut HashMap<String, u64>,
+) -> Option<usize> {
+    let (known, new): (Vec<_>, Vec<_>) = changes
+        .entered
+        .iter()
+        .partition(|entered| begun.tickets.contains_key(&entered.owner));
+    for entered in known {
+        let ticket = begun.tickets.get(&entered.owner).copied().unwrap_or_default();
+        tickets.insert(entered.owner.clone(), ticket.unsigned_abs());
+        let holder = entered.waiter.holder.as_deref();
+        packet.add(format_args!(
+            "UPDATE {waiters} SET name = {}, alive_until = {}, hold_ms = {}, host = {}, pid = {}, process = {} WHERE ticket = {ticket}",
+            Bytes(&entered.name),
+            entered.alive_until_us,
+            entered.waiter.hold_ms,
+            Nullable(holder.map(|holder| Bytes(&holder.host))),
+            Nullable(holder.map(|holder| holder.pid)),
+            Bytes(process),
+        ));
+    }
+    if new.is_empty() {
         return None;
     }
-    let ticket = |position: &Position| {
-        let ticket = begun.tickets.get(&position.owner).copied();
-        ticket.or(position.kept_ticket())
-    };
-    let values = |position: &Position| {
-        let holder = position.waiter.holder.as_deref();
+    let values = |entered: &&Position| {
+        let holder = entered.waiter.holder.as_deref();
         format!(
             "({}, {}, {}, {}, {}, {}, {}, {})",
-            Nullable(ticket(position)),
-            Bytes(&position.owner),
-            Bytes(&position.name),
-            position.alive_until_us,
-            position.waiter.hold_ms,
+            Nullable(entered.kept_ticket()),
+            Bytes(&entered.owner),
+            Bytes(&entered.name),
+            entered.alive_until_us,
+            entered.waiter.hold_ms,
             Nullable(holder.map(|holder| Bytes(&holder.host))),
             Nullable(holder.map(|holder| holder.pid)),
             Bytes(process)
         )
     };
-    // Another waiter has the ticket of one only if the tables are new.
-    let written = ["name", "alive_until", "hold_ms", "host", "pid", "process"];
-    let written =
-        list(written.map(|column| format!("{column} = IF(owner = VALUES(owner), VALUES({column}), {column})")));
-    let with_ticket = format!("ON DUPLICATE KEY UPDATE {written}");
-    // Those with a ticket first: their tickets are smaller.
-    for (has_ticket, when_taken) in [(true, &*with_ticket), (false, "")] {
-        let positions = entered
-            .iter()
-            .filter(|position| ticket(position).is_some() == has_ticket);
-        let values = list(positions.map(values));
+    // Those that enter again first: their tickets are smaller. Another waiter has the ticket of one only if the tables are new.
+    let (again, first): (Vec<_>, Vec<_>) = new.iter().partition(|entered| entered.kept_ticket().is_some());
+    for (entered, when_taken) in [(again, "ON DUPLICATE KEY UPDATE ticket = ticket"), (first, "")] {
+        let values = list(entered.into_iter().map(values));
         if !values.is_empty() {
             packet.add(format_args!(
                 "INSERT INTO {waiters} (ticket, owner, name, alive_until, hold_ms, host, pid, process) VALUES {values} {when_taken}"
             ));
         }
     }
-    let owners = list(entered.iter().map(|position| Bytes(&position.owner)));
+    let owners = list(new.iter().map(|entered| Bytes(&entered.owner)));
     Some(packet.add(format_args!(
         "SELECT owner, ticket FROM {waiters} WHERE owner IN ({owners})"
     )))
@@ -315,6 +318,6 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
 pub(super) async fn roll_back(session: &mut MysqlSession) -> Outcome<()> {
     let mut packet = Packet::default();
     packet.add("ROLLBACK");
-    restore_setting(&mut packet, session);
+    restore_settings(&mut packet, session);
     session.run(packet, &mut Vec::new()).await
 }

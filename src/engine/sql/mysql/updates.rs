@@ -10,7 +10,7 @@ use sqlx::mysql::MySqlArguments;
 
 use super::STATEMENT_BATCH;
 use super::checks::NO_LIMIT;
-use super::packet::{Bytes, CLOCK, NO_WAIT, NOW, Packet, Row, list, rows};
+use super::packet::{Bytes, CLOCK, NOW, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
@@ -94,7 +94,9 @@ async fn update_renewed(session: &mut MysqlSession, held: &str, ttl: &str) -> Ou
     let locks = &server.tables.locks;
     let set = format!("SET l.expires_at = GREATEST(l.expires_at, @u + {ttl})");
     if session.is_mariadb {
-        let renew_or_fail = format!("{NO_WAIT}UPDATE {locks} AS l FORCE INDEX (PRIMARY) {set} WHERE {held}");
+        let renew_or_fail = format!(
+            "SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {locks} AS l FORCE INDEX (PRIMARY) {set} WHERE {held}"
+        );
         match update_with_clock(session, &renew_or_fail).await {
             Err(failure) if failure.is_reported_lock() => {}
             updated => return updated,
@@ -230,7 +232,7 @@ fn release_unlocked(tables: &Tables, names: &str, owners: &str) -> String {
 /// Returns MariaDB's statement that releases rows, and fails if one is locked. Its insert id is the time of the release.
 fn release_or_fail(tables: &Tables, names: &str, owners: &str) -> String {
     format!(
-        "{NO_WAIT}UPDATE {} FORCE INDEX (PRIMARY) \
+        "SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE {} FORCE INDEX (PRIMARY) \
          SET owner = NULL, expires_at = 0, since = LAST_INSERT_ID({NOW}), metadata = NULL \
          WHERE name IN ({names}) AND owner IN ({owners}) AND queued = 0 AND expires_at > {NOW}",
         tables.locks

@@ -8,7 +8,7 @@
 //!
 //! # Behavior
 //! - **One statement releases a name and hands it off** (`hand_off.sql`), where a queue is likely: a waiter of the process waits, or the
-//!   last release of the name has handed it off (`Shared::queued`). Any other release takes the shorter statement first.
+//!   last release of the name has handed it off (`QueuedNames`). Any other release takes the shorter statement first.
 //! - **A call of one name** is a statement without arrays (`acquire_one.sql`, `release_one.sql`), which the server executes faster.
 //! - **Statements are prepared** after their first execution on a connection, so that a new connection costs no round trip. The first
 //!   connection of an engine prepares all, which finds missing tables. The listening connection prepares none.
@@ -37,9 +37,9 @@ use super::server::single_calls::{Attempt, Granted, PageRead, ReleasedNames, Ren
 use super::server::transaction::Plan;
 use super::server::upkeep::{Checked, Swept};
 use super::server::waiters::Waiters;
-use super::server::{Outcome, Server, ServerEngine, Session};
-use crate::engine::Result;
+use super::server::{FOR_CALLS, Outcome, Server, ServerEngine, Session};
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
+use crate::engine::{Result, Warnings};
 use crate::model::OwnerToken;
 
 mod cancel;
@@ -85,12 +85,23 @@ impl Server for PostgresServer {
         &self.connections
     }
 
+    fn most_for_calls(&self) -> usize {
+        // One is for notifications.
+        let of_listener = u32::from(self.can_listen());
+        let most = self.config.settings.max_connections.map(|most| most - of_listener);
+        most.unwrap_or(FOR_CALLS) as usize
+    }
+
     async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>> {
         Ok(Box::new(self.connect_with(None).await?))
     }
 
     fn is_notified(&self) -> bool {
         self.can_listen()
+    }
+
+    fn warnings(&self) -> Option<&Warnings> {
+        self.config.settings.warnings.as_deref()
     }
 
     async fn receive(self: Arc<Self>, waiters: &Waiters) -> Outcome<bool> {

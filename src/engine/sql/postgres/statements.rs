@@ -28,7 +28,6 @@ statements! {
     ReleaseOne "single/release_one"
     HandOff "single/hand_off"
     Lock "transaction/lock"
-    Create "transaction/create"
     Rows "transaction/rows"
     Queue "transaction/queue"
     Leave "transaction/leave"
@@ -68,7 +67,7 @@ pub(super) struct Statements {
     pub schema: String,
     /// Creates the tables, as one transaction.
     create: String,
-    /// The statements that begin a transaction: with the usual lock timeout, and with one for transactions that skip locked rows.
+    /// The statements that begin a transaction: with the usual lock timeout, and with a brief one.
     begins: [String; 2],
     all: Vec<Statement>,
 }
@@ -111,8 +110,8 @@ impl Statements {
 
     /// Returns the statements that begin a transaction. A process that is stopped during one holds the locks of its rows: the server ends its
     /// session then. Behind a pooler a session does not have these settings.
-    pub(super) fn begin(&self, skips_locked: bool) -> &str {
-        &self.begins[usize::from(skips_locked)]
+    pub(super) fn begin(&self, is_brief: bool) -> &str {
+        &self.begins[usize::from(is_brief)]
     }
 
     /// Returns the statements that create the tables, and before them their schema if it is missing: `IF NOT EXISTS` alone would
@@ -165,7 +164,7 @@ fn types(text: &str) -> Vec<Type> {
 /// The schema of a table whose name has none.
 pub(super) const SCHEMA: &str = "holdfast";
 
-/// How long a transaction that skips locked rows waits for a row that is being created, or for a locked table.
+/// How long a brief transaction waits for a lock.
 const BRIEF_LOCK_WAIT_MS: u128 = 10;
 
 /// The key of the advisory lock under which tables are created: "holdfast" in ASCII.

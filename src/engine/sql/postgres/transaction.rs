@@ -23,12 +23,11 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     let names: Vec<&[u8]> = plan.names.keys().map(Vec::as_slice).collect();
     let created: Vec<bool> = plan.names.values().copied().collect();
     let front = plan.front() as i64;
-    let lock = if plan.skips_locked { Sql::Create } else { Sql::Lock };
     let statements = async {
         tokio::join!(
             biased;
-            session.execute(session.statements().begin(plan.skips_locked)),
-            async { session.query(lock, &[&names, &created]).await },
+            session.execute(session.statements().begin(plan.is_brief)),
+            async { session.query(Sql::Lock, &[&names, &created]).await },
             async { session.query(Sql::Rows, &[&names]).await },
             async { session.query(Sql::Queue, &[&names, &plan.owners, &front]).await },
         )

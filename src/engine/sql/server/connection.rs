@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{Outcome, Server, Session};
+use crate::engine::Settings;
 use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::engine::sql::failure::{Failure, Kind, Place};
-use crate::engine::{Settings, Warnings};
 use crate::event_loop::{EventLoop, Task};
 
 /// How long the server has to confirm that it cancelled a statement.
@@ -35,10 +35,6 @@ pub(in crate::engine::sql) struct Connections {
     pub dropped: Arc<DroppedCalls>,
     /// The caller's event loop.
     pub event_loop: Option<Arc<dyn EventLoop>>,
-    /// The receiver of warnings.
-    pub warnings: Option<Arc<Warnings>>,
-    /// The setting.
-    pub max_connections: Option<u32>,
     /// How long the slowest of the last packets took, in microseconds.
     usual_us: AtomicU64,
     /// When a connection answered last.
@@ -70,8 +66,6 @@ impl Connections {
             store_timeout: settings.store_timeout,
             dropped: Arc::default(),
             event_loop: settings.event_loop.clone(),
-            warnings: settings.warnings.clone(),
-            max_connections: settings.max_connections,
             usual_us: AtomicU64::new(0),
             answered_at: Mutex::default(),
             epoch: watch::Sender::default(),
@@ -81,13 +75,6 @@ impl Connections {
     /// Starts a task of the engine, on the caller's event loop if there is one.
     pub(in crate::engine::sql) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
         Task::spawn(self.event_loop.as_deref(), task)
-    }
-
-    /// Emits a warning, once for each text.
-    pub(in crate::engine::sql) fn warn(&self, text: String) {
-        if let Some(warnings) = &self.warnings {
-            warnings.warn(text);
-        }
     }
 
     /// Returns how long the slowest of the last packets took.

@@ -4,7 +4,7 @@
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `core/ledger/` decides what changes.
 //! - `waiters.rs`: the waiters of this process. `connection.rs`, `pool.rs`: the connections.
-//! - `products.rs`: servers that are other products. `recent_names.rs`: names that are likely to be locked, or to have a queue.
+//! - `products.rs`: servers that are other products.
 //!
 //! # Behavior
 //! A free name keeps its row for an hour, so that its fencing tokens grow within the hour even if the server's clock is set back.
@@ -59,25 +59,23 @@ use tokio::sync::mpsc;
 
 use self::connection::{Connection, Connections, open_first};
 use self::pool::Pool;
-use self::recent_names::RecentNames;
 use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
-use self::single_calls::{Attempt, Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges};
+use self::single_calls::{Attempt, Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges};
 use self::transaction::{Plan, Prefix};
 use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
 use self::worker::{LockedNames, Worker};
 use super::Page;
-use super::calls::SqlEngine;
+use super::calls::{SqlEngine, StoreAddress};
 use super::jobs::{self, Limit};
-use crate::engine::Result;
 use crate::engine::core::ledger::{Changes, Ledger, StoredName};
 use crate::engine::sql::failure::Failure;
+use crate::engine::{Result, Warnings};
 use crate::model::OwnerToken;
 
 pub(super) mod connection;
 pub(super) mod pool;
 pub(super) mod products;
-mod recent_names;
 mod single;
 pub(super) mod single_calls;
 #[cfg(test)]
@@ -90,7 +88,7 @@ mod worker;
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 /// The number of connections for calls without a setting: the parts of the queue, and the transactions.
-const FOR_CALLS: u32 = 4;
+pub(super) const FOR_CALLS: u32 = 4;
 
 /// How long a statement waits for a row that another transaction has locked. The other calls of the statement wait as long.
 pub(super) const LOCK_WAIT: Duration = Duration::from_secs(1);
@@ -109,18 +107,17 @@ pub(in crate::engine::sql) trait Server: Any + Send + Sync {
 
     fn connections(&self) -> &Arc<Connections>;
 
-    /// Returns how many connections there are for calls at most. One more is for notifications.
-    fn most_for_calls(&self) -> usize {
-        let most = self.connections().max_connections;
-        let most = most.map(|most| most - u32::from(self.is_notified()));
-        most.unwrap_or(FOR_CALLS) as usize
-    }
+    /// Returns how many connections there are for calls at most.
+    fn most_for_calls(&self) -> usize;
 
     /// Opens a connection, without its set-up.
     async fn connect(self: Arc<Self>) -> Outcome<Box<dyn Session>>;
 
     /// Whether other processes notify waiters.
     fn is_notified(&self) -> bool;
+
+    /// Returns the receiver of warnings.
+    fn warnings(&self) -> Option<&Warnings>;
 
     /// Receives notifications for the waiters until the connection breaks. `true`: there have been no waiters for some time.
     async fn receive(self: Arc<Self>, _waiters: &Waiters) -> Outcome<bool> {
@@ -195,17 +192,15 @@ impl ServerEngine {
     pub(super) async fn start(server: Arc<dyn Server>, key_prefix: String) -> Result<Arc<Self>> {
         let prefix = Prefix(key_prefix);
         let mut session = open_first(&server).await.map_err(|failure| failure.error("connect"))?;
-        let connections = server.connections();
-        if connections.warnings.is_some() {
+        if let Some(warnings) = server.warnings() {
             let connection = session.connection().clone();
             // A connection that fails is opened again by the first call.
             let found = connection.within_limit(session.warnings()).await;
-            found
-                .into_iter()
-                .flatten()
-                .for_each(|warning| connections.warn(warning));
+            found.into_iter().flatten().for_each(|warning| warnings.warn(warning));
         }
+        let connections = server.connections();
         let (check, checks) = mpsc::unbounded_channel();
+        let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
         let pool = Pool::new(server.clone(), session);
         let (transactions, transaction_jobs) = jobs::queue(server.transaction_limit());
@@ -214,6 +209,7 @@ impl ServerEngine {
             pool: pool.clone(),
             prefix: prefix.clone(),
             waiters: waiters.clone(),
+            names: named,
             locked: locked.clone(),
         };
         let single = SingleWorker {
@@ -222,9 +218,10 @@ impl ServerEngine {
                 prefix: prefix.clone(),
                 waiters: waiters.clone(),
                 transactions,
+                names,
                 locked,
                 forwarded: ForwardedOwners::default(),
-                queued: RecentNames::default(),
+                queued: QueuedNames::default(),
                 timers: Timers::default(),
             },
             checks,
@@ -232,7 +229,12 @@ impl ServerEngine {
         };
         let (jobs, receiver) = jobs::queue(server.statement_limit());
         let single = connections.spawn(single.run(receiver));
-        let (place, dropped) = (connections.place.clone(), connections.dropped.clone());
-        Ok(SqlEngine::new(place, prefix.0, waiters, jobs, single, dropped))
+        let store = StoreAddress {
+            engine: connections.place.engine,
+            address: connections.place.address.to_string(),
+            prefix: prefix.0,
+        };
+        let dropped = connections.dropped.clone();
+        Ok(SqlEngine::new(store, waiters, jobs, single, dropped))
     }
 }

@@ -334,12 +334,13 @@ impl Checkout {
     /// Returns the outcome of statements. A failure that breaks the connection closes it.
     pub(super) fn settle<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
         let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
+        let server = &self.pool.server;
         if let Err(failure) = &outcome
             && failure.kind() == Kind::NoTable
+            && let Some(warnings) = server.warnings()
         {
-            let connections = self.pool.connections();
-            let address = &connections.place.address;
-            connections.warn(format!(
+            let address = &server.connections().place.address;
+            warnings.warn(format!(
                 "the tables of the locks at {address} were dropped while this service ran: the leases in them are lost, and other callers may \
                  acquire their names. The next call creates the tables again. Migration tools drop tables that they do not know: give \
                  holdfast a schema or a database of its own with the option table"

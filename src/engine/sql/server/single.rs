@@ -18,12 +18,11 @@ use tokio::time::Instant;
 
 use super::Outcome;
 use super::pool::Pool;
-use super::recent_names::RecentNames;
 use super::single_calls::{
-    Granted, PageRead, ReleasedNames, RenewedOwners, SingleChanges, answer_attempts, answer_reads, answer_releases,
-    answer_renewals, attempts, pages,
+    Granted, PageRead, QueuedNames, ReleasedNames, RenewedOwners, SingleChanges, answer_attempts, answer_reads,
+    answer_releases, answer_renewals, attempts, pages,
 };
-use super::transaction::Prefix;
+use super::transaction::{CheckedNames, Prefix};
 use super::upkeep::SWEEP_INTERVAL;
 use super::waiters::Waiters;
 use super::worker::LockedNames;
@@ -68,10 +67,10 @@ pub(super) struct Shared {
     pub waiters: Arc<Waiters>,
     /// The queue of the transactions.
     pub transactions: Sender,
+    pub names: mpsc::UnboundedSender<CheckedNames>,
     pub locked: Arc<LockedNames>,
     pub forwarded: ForwardedOwners,
-    /// The names that their last release handed off: they are likely to have a queue again.
-    pub queued: RecentNames,
+    pub queued: QueuedNames,
     pub timers: Timers,
 }
 
@@ -278,20 +277,16 @@ impl Shared {
         self.waiters.known.is_waited_for(&claim.keys()[0])
     }
 
-    /// Returns the first name of a claim, as it is stored.
-    fn name(&self, claim: &Claim) -> impl Iterator<Item = StoredName> {
-        std::iter::once_with(|| self.prefix.stored(&claim.keys()[0]))
-    }
-
     /// Whether another program may have locked the row of the name: the other calls of a statement would wait for it.
     fn is_locked(&self, claim: &Claim) -> bool {
-        self.locked.names.have_one_of(self.name(claim))
+        let name = std::iter::once_with(|| self.prefix.stored(&claim.keys()[0]));
+        self.locked.has_one_of(name)
     }
 
     /// Whether the name of a release is likely to have a queue.
     fn expects_queue(&self, release: &Job) -> bool {
         match release {
-            Job::Release(claims, ..) => self.has_waiters(&claims[0]) || self.queued.have_one_of(self.name(&claims[0])),
+            Job::Release(claims, ..) => self.has_waiters(&claims[0]) || self.queued.contain(&claims[0].keys()[0]),
             _ => false,
         }
     }
@@ -365,15 +360,15 @@ impl Shared {
 
     /// Answers the jobs of a statement. Those without an answer go to the transactions.
     fn finish(&self, jobs: Vec<Job>, outcome: &Outcome<()>) {
-        // A transaction reads committed rows, and skips locked ones. It makes each call alone if one of them is the cause.
-        let failure = outcome.as_ref().err();
-        let is_final = failure.is_some_and(|failure| !failure.kind().is_left_to_transactions());
-        if let Some(failure) = failure.filter(|failure| failure.kind() == Kind::Locked) {
-            self.locked.record_wait(failure);
+        // A transaction reads committed rows, and is divided if a locked row or one of the jobs is the cause.
+        let kind = outcome.as_ref().err().map(Failure::kind);
+        let is_final = kind.is_some_and(|kind| !kind.is_left_to_transactions());
+        if kind == Some(Kind::Locked) {
+            self.locked.record_wait();
         }
         for job in jobs {
             if job.is_answered() || is_final {
-                job.answer(failure);
+                job.answer(outcome.as_ref().err());
             } else {
                 self.forward(job);
             }

@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::Outcome;
-use super::recent_names::RecentNames;
 use super::transaction::Prefix;
 use super::waiters::Effects;
 use crate::engine::core::ledger::{Notification, StoredName};
@@ -31,6 +32,10 @@ pub(in crate::engine::sql) type ReleasedNames = Outcome<HashMap<StoredName, Rele
 
 /// The owners whose leases were extended. Renewals without an answer need a transaction.
 pub(in crate::engine::sql) type RenewedOwners = Outcome<HashSet<String>>;
+
+/// The names that their last release handed off: they are likely to have a queue again.
+#[derive(Default)]
+pub(super) struct QueuedNames(Mutex<HashSet<Key>>);
 
 /// The answer to a release.
 pub(in crate::engine::sql) struct ReleaseAnswer {
@@ -65,6 +70,27 @@ impl ReleaseAnswer {
             is_handed_off,
             next,
         }
+    }
+}
+
+impl QueuedNames {
+    /// The most names. Beyond them all are forgotten: those that this process does not release again would stay.
+    const MOST: usize = 1024;
+
+    fn record(&self, key: &Key, is_handed_off: bool) {
+        let mut names = self.0.lock();
+        if !is_handed_off {
+            names.remove(key);
+            return;
+        }
+        if names.len() >= Self::MOST {
+            names.clear();
+        }
+        names.insert(key.clone());
+    }
+
+    pub(super) fn contain(&self, key: &Key) -> bool {
+        self.0.lock().contains(key)
     }
 }
 
@@ -115,19 +141,19 @@ pub(super) fn answer_releases(
     jobs: &mut [Job],
     prefix: &Prefix,
     mut released: HashMap<StoredName, ReleaseAnswer>,
-    queued: &RecentNames,
+    queued: &QueuedNames,
 ) -> Effects {
     let mut effects = Effects::default();
     for job in jobs {
         if let Job::Release(claims, _, reply) = job
-            && let name = prefix.stored(&claims[0].keys()[0])
+            && let key = &claims[0].keys()[0]
             && let Some(ReleaseAnswer {
                 is_live,
                 is_handed_off,
                 next,
-            }) = released.remove(&name)
+            }) = released.remove(&prefix.stored(key))
         {
-            queued.record(&name, is_handed_off);
+            queued.record(key, is_handed_off);
             reply.set(vec![if is_live { Released::Freed } else { Released::NotHeld }]);
             effects.left.push(claims[0].owner.clone());
             effects.notifications.extend(next);

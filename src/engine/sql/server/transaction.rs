@@ -20,12 +20,22 @@ pub(in crate::engine::sql) struct Plan {
     /// Each name, and whether its row is created.
     pub names: BTreeMap<StoredName, bool>,
     pub owners: Vec<String>,
-    /// Whether the transaction leaves out rows that another transaction has locked. It waits only for rows that are being created.
-    pub skips_locked: bool,
+    /// Whether the transaction waits only briefly for a lock: 10 ms on PostgreSQL, not at all on MariaDB. MySQL does not wait for a row that is
+    /// already locked, otherwise 1 s, its minimum.
+    pub is_brief: bool,
     /// Whether each job is a part of it.
     includes: Vec<bool>,
-    /// The names that are checked.
-    checked: Vec<StoredName>,
+    /// The names that a check found free.
+    free: Vec<StoredName>,
+    /// The names whose positions are counted again.
+    recounted: Vec<StoredName>,
+}
+
+/// Names that need a transaction without a call.
+pub(super) struct CheckedNames {
+    pub names: Vec<StoredName>,
+    /// `true`: the names are free, and are handed off. `false`: they have positions that expired more than a minute ago, which are removed.
+    pub are_free: bool,
 }
 
 /// The prefix of the names of a store.
@@ -50,29 +60,23 @@ impl Prefix {
 
     /// Returns the names that a job may change.
     pub(super) fn names(&self, job: &Job) -> impl Iterator<Item = StoredName> {
-        let checked = if let Job::Check(name) = job {
-            Some(name.clone())
-        } else {
-            None
-        };
-        job.keys().into_iter().map(|key| self.stored(key)).chain(checked)
+        job.keys().into_iter().map(|key| self.stored(key))
     }
 }
 
 impl Plan {
     /// Starts the attempts of a batch. Leaves out cancelled jobs.
-    pub(super) fn new(batch: &[Job], skips_locked: bool, prefix: &Prefix) -> Self {
-        let mut plan = Plan {
-            skips_locked,
-            ..Plan::default()
-        };
+    pub(super) fn new(batch: &[Job], checked: Option<&CheckedNames>, prefix: &Prefix) -> Self {
+        let mut plan = Plan::default();
         for job in batch {
             let is_part = job.start() && plan.add(job, prefix);
             plan.includes.push(is_part);
         }
-        if skips_locked {
-            // Then a name without a row is locked.
-            plan.names.values_mut().for_each(|is_created| *is_created = true);
+        if let Some(CheckedNames { names, are_free }) = checked {
+            let list = if *are_free { &mut plan.free } else { &mut plan.recounted };
+            // The row of a name with waiters may have been deleted by hand.
+            plan.names.extend(names.iter().map(|name| (name.clone(), true)));
+            list.extend_from_slice(names);
         }
         plan
     }
@@ -84,7 +88,7 @@ impl Plan {
     /// Whether a row that was created is not among those that were read. Its name would count as free.
     pub(in crate::engine::sql) fn lacks_row(&self, found: &BTreeMap<StoredName, Row>) -> bool {
         let mut names = self.names.iter();
-        names.any(|(name, is_created)| *is_created && !self.skips_locked && !found.contains_key(name))
+        names.any(|(name, is_created)| *is_created && !found.contains_key(name))
     }
 
     /// Returns how many positions of each name are read: each call removes one at most, so that the first two are still known
@@ -100,11 +104,6 @@ impl Plan {
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => self.add_claim(claim, prefix, false),
             Job::Release(claims, ..) => claims.iter().for_each(|claim| self.add_claim(claim, prefix, false)),
             Job::ForceRelease(key, _) => _ = self.names.entry(prefix.stored(key)).or_default(),
-            Job::Check(name) => {
-                // The row of a name with waiters may have been deleted by hand.
-                self.names.insert(name.clone(), true);
-                self.checked.push(name.clone());
-            }
             Job::Inspect(..) | Job::List(..) => return false,
         }
         true
@@ -118,28 +117,22 @@ impl Plan {
     }
 }
 
-/// Executes the jobs of a plan as one transaction, and stores their answers. Returns also the names whose rows were skipped: the calls
-/// for them were not made.
+/// Executes the jobs of a plan as one transaction, and stores their answers.
 pub(super) async fn transact(
     session: &mut dyn Session,
     prefix: &Prefix,
     waiters: &Waiters,
     plan: &Plan,
     batch: &mut [Job],
-) -> Outcome<(Effects, Vec<StoredName>)> {
+) -> Outcome<Effects> {
     let process = waiters.process.as_str();
     let sent = Moment::now();
     let mut ledger = session.begin(process, plan).await?;
     waiters.read_clock(sent, ledger.now_us());
-    ledger.recount(&plan.checked);
-    let is_locked = |name: &&StoredName| plan.skips_locked && !ledger.rows.contains_key(*name);
-    let locked: Vec<StoredName> = plan.names.keys().filter(is_locked).cloned().collect();
+    ledger.recount(&plan.recounted);
     let mut effects = Effects::default();
     let mut waiting: Vec<(Arc<Claim>, Key)> = Vec::new();
     for (job, _) in batch.iter_mut().zip(&plan.includes).filter(|(_, is_part)| **is_part) {
-        if !locked.is_empty() && prefix.names(job).any(|name| locked.contains(&name)) {
-            continue;
-        }
         match job {
             Job::Acquire(claims, _, reply) => {
                 let mut answers = Vec::with_capacity(claims.len());
@@ -165,7 +158,7 @@ pub(super) async fn transact(
                 effects.left.extend(claims.iter().map(|claim| claim.owner.clone()));
             }
             Job::ForceRelease(key, reply) => reply.set(ledger.force_release(&prefix.stored(key))),
-            Job::Check(..) | Job::Inspect(..) | Job::List(..) => {}
+            Job::Inspect(..) | Job::List(..) => {}
         }
     }
     let mut changes = ledger.finish();
@@ -176,7 +169,7 @@ pub(super) async fn transact(
         .retain(|notification| notification.engine.is_none());
     // The new holder may be a waiter of a dead process: the names are checked again when their hand-offs end.
     let handed = |name: &StoredName| Some((prefix.key(name)?, ledger.busy_for(name)?));
-    effects.handed = plan.checked.iter().filter_map(handed).collect();
+    effects.handed = plan.free.iter().filter_map(handed).collect();
     for (claim, name) in waiting {
         let owner = claim.owner.clone();
         match tickets.remove(owner.as_str()) {
@@ -194,5 +187,5 @@ pub(super) async fn transact(
             }
         }
     }
-    Ok((effects, locked))
+    Ok(effects)
 }

@@ -7,11 +7,11 @@ use tokio::time::Instant;
 
 use super::Outcome;
 use super::single::Shared;
+use super::transaction::CheckedNames;
 use super::waiters::CheckedLease;
 use crate::clock::Moment;
 use crate::engine::core::ledger::StoredName;
 use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
-use crate::engine::sql::jobs::Job;
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
 use crate::model::{Key, OwnerToken};
 
@@ -112,7 +112,7 @@ impl Shared {
             self.waiters.forget_short_hand_offs();
         }
         let keys: HashMap<&StoredName, &Key> = stored.iter().zip(names).collect();
-        let mut without_positions = HashSet::new();
+        let (mut free, mut without_positions) = (Vec::new(), HashSet::new());
         for checked in checked.names {
             let Some(key) = keys.get(&checked.name) else { continue };
             match checked.lease {
@@ -126,7 +126,7 @@ impl Shared {
                     // Check it again after `RESERVATION`: while another program has locked the row, each check would add another hand-off
                     // to the queue.
                     self.waiters.known.set_lease_end(key, Some(RESERVATION));
-                    self.transactions.send(Job::Check(checked.name));
+                    free.push(checked.name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.
                 None => _ = without_positions.insert(*key),
@@ -140,7 +140,15 @@ impl Shared {
             // The others received a name by a hand-off, and its message was lost.
             known.wake_where(|name, owner| all.contains(name) && !kept.contains(owner));
         }
+        self.send_checked(free, true);
         Ok(())
+    }
+
+    /// Sends names to the transactions.
+    fn send_checked(&self, names: Vec<StoredName>, are_free: bool) {
+        if !names.is_empty() {
+            let _ = self.names.send(CheckedNames { names, are_free });
+        }
     }
 
     /// Removes some rows of names that have been free for long, and positions that expired more than a minute ago.
@@ -173,9 +181,7 @@ impl Shared {
         let outcome = connection.within_limit(session.sweep(&after)).await;
         let Swept { last, with_expired } = checkout.settle(outcome)?;
         drop(checkout);
-        with_expired
-            .into_iter()
-            .for_each(|name| self.transactions.send(Job::Check(name)));
+        self.send_checked(with_expired, false);
         let is_complete = last.is_none();
         *self.timers.swept_to.lock() = last.unwrap_or_default();
         Ok(is_complete)

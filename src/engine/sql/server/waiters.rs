@@ -59,7 +59,7 @@ pub(super) struct Effects {
     pub left: Vec<OwnerToken>,
     /// The notifications for waiters of this process.
     pub notifications: Vec<Notification>,
-    /// The checked names that are busy, for example because they were handed off, each with the time after which it may be free again.
+    /// The names that a check found free and that were handed off, each with the time after which it may be free again.
     pub handed: Vec<(Key, Duration)>,
 }
 
@@ -332,7 +332,9 @@ impl Waiters {
 
     /// Emits a warning, once for each text.
     pub(in crate::engine::sql) fn warn(&self, text: String) {
-        self.server.connections().warn(text);
+        if let Some(warnings) = self.server.warnings() {
+            warnings.warn(text);
+        }
     }
 
     /// Whether there are no waiters. If so, forgets the listener, so that the next waiter starts another one.

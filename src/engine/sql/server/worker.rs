@@ -1,19 +1,23 @@
 //! The task that executes calls as transactions (`transaction.rs`), several in one. `sql/jobs.rs` has their order.
 //!
-//! The first transaction that finds a locked row waits for [`LOCK_WAIT`], unless a single statement has just waited for it. Its calls are
-//! then made by one that skips locked rows: calls that need one of them fail with a retryable error, and the service repeats them. Until a
-//! transaction finds the row unlocked, those with a call for its name skip locked rows at once.
+//! The first transaction that finds a locked row waits for [`LOCK_WAIT`], unless a single statement has just waited for
+//! it. Its calls are then divided: into attempts and others, then into halves, with transactions that wait only briefly for a lock. The
+//! others go first. A call that still finds a lock when it is alone fails with a retryable error, and the service repeats it. Until a call
+//! for its name succeeds, later calls for the name do not share a transaction with the others, so that these do not wait for the same lock
+//! again.
 
+use std::collections::HashSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::pool::Pool;
-use super::recent_names::RecentNames;
-use super::transaction::{Plan, Prefix, transact};
+use super::transaction::{CheckedNames, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use super::{LOCK_WAIT, Outcome};
 use crate::engine::core::ledger::StoredName;
@@ -21,114 +25,195 @@ use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::jobs::{Job, Receiver};
 use crate::event_loop::unless_it_panics;
 
-/// How long calls that are executed one by one, because their transaction has failed, may fail for other reasons than the call. After that
-/// the others fail, too.
-const ONE_BY_ONE: Duration = Duration::from_millis(300);
+/// How long the parts of a batch wait for locks together. Once a locked row is found, the remaining calls fail after this time.
+const BRIEF_WAITS: Duration = Duration::from_millis(300);
 
 /// The connections, and what the calls need.
 pub(super) struct Worker {
     pub pool: Arc<Pool>,
     pub prefix: Prefix,
     pub waiters: Arc<Waiters>,
+    pub names: mpsc::UnboundedReceiver<CheckedNames>,
     pub locked: Arc<LockedNames>,
 }
 
-/// The names whose rows another transaction has locked. Single statements leave attempts for these names to the transactions.
+/// The names whose rows another transaction may have locked. Single statements leave attempts for these names to the transactions.
 #[derive(Default)]
 pub(super) struct LockedNames {
-    pub names: RecentNames,
-    /// The failure of the last statement that waited for a locked row, and when.
-    last_wait: Mutex<Option<(Instant, Failure)>>,
+    names: Mutex<HashSet<StoredName>>,
+    /// When a statement of several calls last found a locked row.
+    found_at: Mutex<Option<Instant>>,
 }
 
 impl LockedNames {
+    /// Maximum number of names. A full set is cleared: names without further calls would stay.
+    const MOST: usize = 1024;
+
+    pub(super) fn has_one_of(&self, mut names: impl Iterator<Item = StoredName>) -> bool {
+        let locked = self.names.lock();
+        !locked.is_empty() && names.any(|name| locked.contains(&name))
+    }
+
     /// Records that a statement has waited for a locked row. The calls that it leaves to the transactions have waited long enough.
-    pub(super) fn record_wait(&self, failure: &Failure) {
-        *self.last_wait.lock() = Some((Instant::now(), failure.clone().with_kind(Kind::Locked)));
+    pub(super) fn record_wait(&self) {
+        *self.found_at.lock() = Some(Instant::now());
     }
 
     fn has_just_waited(&self) -> bool {
-        let last_wait = self.last_wait.lock();
-        last_wait.as_ref().is_some_and(|(at, _)| at.elapsed() < LOCK_WAIT)
+        self.found_at.lock().is_some_and(|at| at.elapsed() < LOCK_WAIT)
     }
 
-    /// Returns the failure of calls for locked names.
-    fn failure(&self) -> Option<Failure> {
-        self.last_wait.lock().as_ref().map(|(_, failure)| failure.clone())
+    fn add(&self, names: impl Iterator<Item = StoredName>) {
+        let mut locked = self.names.lock();
+        if locked.len() >= Self::MOST {
+            locked.clear();
+        }
+        locked.extend(names);
     }
+
+    fn remove(&self, names: impl Iterator<Item = StoredName>) {
+        let mut locked = self.names.lock();
+        if !locked.is_empty() {
+            names.for_each(|name| _ = locked.remove(&name));
+        }
+    }
+}
+
+/// Divides the jobs of a transaction that failed: into attempts and others, or into halves. The first part is executed last.
+fn divided(mut batch: Vec<Job>) -> [Vec<Job>; 2] {
+    let mut last: Vec<Job> = batch.extract_if(.., |job| job.is_attempt()).collect();
+    if batch.is_empty() {
+        batch = last.drain(..last.len() / 2).collect();
+    } else if last.is_empty() {
+        last = batch.split_off(batch.len() / 2);
+    }
+    [last, batch]
 }
 
 impl Worker {
     /// Executes jobs until the last sender is gone.
-    pub(super) async fn run(self, mut jobs: Receiver) {
-        let mut batch = Vec::new();
-        while jobs.next(&mut batch).await {
+    pub(super) async fn run(mut self, mut jobs: Receiver) {
+        let (mut batch, mut is_open) = (Vec::new(), true);
+        while is_open {
+            let step = tokio::select! {
+                Some(names) = self.names.recv() => self.change_checked(names).boxed(),
+                is_batch = jobs.next(&mut batch) => {
+                    is_open = is_batch;
+                    self.execute(std::mem::take(&mut batch)).boxed()
+                }
+            };
             // A panic closes the connection in use.
-            _ = unless_it_panics(pin!(self.execute(std::mem::take(&mut batch)))).await;
+            _ = unless_it_panics(pin!(step)).await;
         }
     }
 
-    /// Executes jobs as one transaction. If that fails because of one of them, executes each in its own.
-    async fn execute(&self, mut batch: Vec<Job>) {
-        let may_be_locked = |job: &Job| self.locked.names.have_one_of(self.prefix.names(job));
-        let skips_locked = self.locked.has_just_waited() || batch.iter().any(may_be_locked);
-        let mut outcome = self.transact(&mut batch, skips_locked).await;
-        if let Err(failure) = &outcome
-            && matches!(failure.kind(), Kind::Locked | Kind::Cancelled)
-            && !skips_locked
-        {
-            self.locked.record_wait(failure);
-            outcome = self.transact(&mut batch, true).await;
-        }
-        let kind = outcome.as_ref().err().map(Failure::kind);
-        if !matches!(kind, Some(Kind::Locked | Kind::Cancelled | Kind::Permanent)) || batch.len() == 1 {
-            return self.answer(batch, &outcome);
-        }
-        batch.sort_by_key(Job::is_attempt);
-        let mut waited = Duration::ZERO;
-        for mut job in batch {
-            if waited >= ONE_BY_ONE {
-                self.answer(vec![job], &outcome);
+    /// Executes jobs in one transaction, and separately those whose rows may be locked. Divides the jobs of a transaction that fails.
+    async fn execute(&self, batch: Vec<Job>) {
+        let may_be_locked = |job: &Job| self.locked.has_one_of(self.prefix.names(job));
+        let (mut separate, together): (Vec<Job>, Vec<Job>) = batch.into_iter().partition(may_be_locked);
+        // From a random job on: otherwise the last ones would never be tried while many rows are locked.
+        let first = fastrand::usize(..=separate.len());
+        separate.rotate_left(first);
+        let (attempts, others): (Vec<Job>, Vec<Job>) = separate.into_iter().partition(Job::is_attempt);
+        // Each part, and whether it waits only briefly. The last one of a list is the next one.
+        let (mut attempts, mut others) = (
+            vec![(true, attempts)],
+            vec![(true, others), (self.locked.has_just_waited(), together)],
+        );
+        let (mut has_waited, mut waited, mut failure, locked_here) =
+            (false, Duration::ZERO, None, LockedNames::default());
+        while let Some((is_always_brief, mut part)) = others.pop().or_else(|| attempts.pop()) {
+            part.retain(|job| !job.is_cancelled());
+            if let Some(failure) = &failure {
+                let fails = |job: &mut Job| waited >= BRIEF_WAITS || locked_here.has_one_of(self.prefix.names(job));
+                part.extract_if(.., fails).for_each(|job| job.answer(Some(failure)));
+            }
+            let (began, is_brief) = (Instant::now(), has_waited || is_always_brief);
+            let outcome = self.transact_twice(&mut part, None, is_brief).await;
+            let kind = outcome.as_ref().err().map(Failure::kind);
+            if let Some(Kind::Locked | Kind::Cancelled) = kind {
+                waited += if is_brief { began.elapsed() } else { Duration::ZERO };
+                has_waited = true;
+            }
+            if let Some(Kind::Locked | Kind::Cancelled | Kind::Permanent) = kind
+                && part.len() > 1
+            {
+                for half in divided(part) {
+                    let list = if half[0].is_attempt() {
+                        &mut attempts
+                    } else {
+                        &mut others
+                    };
+                    list.push((is_always_brief, half));
+                }
                 continue;
             }
-            let began = Instant::now();
-            let of_job = self.transact(std::slice::from_mut(&mut job), true).await;
-            self.answer(vec![job], &of_job);
-            if of_job.as_ref().is_err_and(|failure| failure.kind() != Kind::Permanent) {
-                waited += began.elapsed();
-                outcome = of_job;
+            let names = || part.iter().flat_map(|job| self.prefix.names(job));
+            match kind {
+                None => self.locked.remove(names()),
+                Some(Kind::Locked) => {
+                    let has_one_name = names().collect::<HashSet<_>>().len() == 1;
+                    if has_one_name {
+                        locked_here.add(names());
+                    }
+                    if has_one_name || !part[0].is_divisible() {
+                        self.locked.add(names());
+                    }
+                    failure = outcome.as_ref().err().cloned();
+                }
+                Some(kind) if kind.is_left_to_transactions() => {}
+                // The connection is broken, or the server refuses statements.
+                Some(_) => (waited, failure) = (BRIEF_WAITS, outcome.as_ref().err().cloned()),
+            }
+            part.into_iter().for_each(|job| job.answer(outcome.as_ref().err()));
+        }
+    }
+
+    /// Changes checked names in one transaction, and divides them if one of them is locked, within [`BRIEF_WAITS`]. The next check finds the
+    /// names again that were not changed.
+    async fn change_checked(&self, CheckedNames { names, are_free }: CheckedNames) {
+        let is_locked = |name: &StoredName| self.locked.has_one_of(std::iter::once(name.clone()));
+        let (separate, together): (Vec<StoredName>, Vec<StoredName>) = names.into_iter().partition(is_locked);
+        let (mut parts, mut waited) = (vec![(true, separate), (false, together)], Duration::ZERO);
+        while let Some((is_brief, mut names)) = parts.pop()
+            && waited < BRIEF_WAITS
+        {
+            let (began, checked) = (Instant::now(), CheckedNames { names, are_free });
+            let outcome = self.transact_twice(&mut [], Some(&checked), is_brief).await;
+            names = checked.names;
+            match outcome {
+                Ok(()) => self.locked.remove(names.into_iter()),
+                Err(failure) if failure.kind() == Kind::Locked => {
+                    waited += if is_brief { began.elapsed() } else { Duration::ZERO };
+                    if names.len() == 1 {
+                        self.locked.add(names.into_iter());
+                    } else {
+                        let second = names.split_off(names.len() / 2);
+                        parts.extend([(true, second), (true, names)]);
+                    }
+                }
+                Err(failure) => return tracing::debug!(%failure, "checked names were not changed"),
             }
         }
     }
 
-    /// Answers jobs. `outcome`: that of their transaction, or the names whose rows it has skipped.
-    fn answer(&self, jobs: Vec<Job>, outcome: &Outcome<Vec<StoredName>>) {
-        let last_wait = self.locked.failure();
-        for job in jobs {
-            let failure = match outcome {
-                Ok(locked) => {
-                    let is_locked = self.prefix.names(&job).any(|name| locked.contains(&name));
-                    last_wait.as_ref().filter(|_| is_locked)
-                }
-                Err(failure) => Some(failure),
-            };
-            job.answer(failure);
-        }
-    }
-
-    /// Executes jobs as one transaction, and once more after a conflict. Returns the names whose rows it has skipped.
-    async fn transact(&self, batch: &mut [Job], skips_locked: bool) -> Outcome<Vec<StoredName>> {
-        match self.transact_once(batch, skips_locked).await {
-            Err(failure) if failure.kind() == Kind::Conflict => self.transact_once(batch, skips_locked).await,
+    /// Executes jobs as one transaction, and once more after a conflict. `is_brief`: it waits for a lock only briefly.
+    async fn transact_twice(&self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
+        match self.transact(batch, names, is_brief).await {
+            Err(failure) if failure.kind() == Kind::Conflict => self.transact(batch, names, is_brief).await,
             outcome => outcome,
         }
     }
 
-    async fn transact_once(&self, batch: &mut [Job], skips_locked: bool) -> Outcome<Vec<StoredName>> {
+    async fn transact(&self, batch: &mut [Job], names: Option<&CheckedNames>, is_brief: bool) -> Outcome<()> {
+        if batch.is_empty() && names.is_none_or(|checked| checked.names.is_empty()) {
+            return Ok(());
+        }
         let mut checkout = self.pool.checkout().await?;
-        let plan = Plan::new(batch, skips_locked, &self.prefix);
+        let mut plan = Plan::new(batch, names, &self.prefix);
+        plan.is_brief = is_brief;
         if plan.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let session = checkout.session()?;
         let connection = session.connection().clone();
@@ -142,11 +227,9 @@ impl Worker {
             outcome
         };
         let outcome = connection.within_limit(transaction).await;
-        let (effects, locked) = checkout.settle(outcome)?;
+        let effects = checkout.settle(outcome)?;
         drop(checkout);
-        let record = |name| self.locked.names.record(name, locked.contains(name));
-        plan.names.keys().for_each(record);
         self.waiters.apply(effects);
-        Ok(locked)
+        Ok(())
     }
 }

@@ -27,7 +27,7 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 pub(super) struct File {
     config: SqliteConfig,
     path: Arc<Path>,
-    pub place: Place,
+    place: Place,
     statements: Arc<Statements>,
     wakeup: Arc<UdpWakeup>,
     open: Option<Open>,

@@ -30,7 +30,7 @@ use self::file::File;
 use self::statements::Statements;
 use self::verbs::Verbs;
 use self::writer::Writer;
-use super::calls::SqlEngine;
+use super::calls::{SqlEngine, StoreAddress};
 use super::config::SqliteConfig;
 use super::jobs::{self, BATCH, Limit};
 use super::udp_wakeup::UdpWakeup;
@@ -63,6 +63,7 @@ impl SqliteEngine {
     /// Retryable when other processes kept the file busy for the whole store timeout. Not retryable when the path cannot be
     /// written, the file is not a database, or it has tables of the same name with other columns.
     pub async fn connect(config: SqliteConfig) -> Result<Arc<Self>> {
+        let path = config.path().to_owned();
         let statements = Arc::new(Statements::new(&config.table));
         let verbs = Arc::new(Verbs {
             statements: statements.clone(),
@@ -71,7 +72,6 @@ impl SqliteEngine {
         });
         let mut file = File::new(config, statements, verbs.wakeup.clone());
         file.connection().await.map_err(|failure| failure.error("connect"))?;
-        let place = file.place.clone();
         let (jobs, receiver) = jobs::queue(Limit::claims(BATCH));
         let writer = Writer {
             file,
@@ -79,9 +79,13 @@ impl SqliteEngine {
             version: None,
         };
         let writer = Task::spawn(None, writer.run(receiver));
+        let store = StoreAddress {
+            engine: NAME,
+            address: path.display().to_string(),
+            prefix: verbs.prefix.clone(),
+        };
         Ok(SqlEngine::new(
-            place,
-            verbs.prefix.clone(),
+            store,
             verbs.wakeup.clone(),
             jobs,
             writer,

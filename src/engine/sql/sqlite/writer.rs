@@ -195,8 +195,6 @@ async fn run(job: &mut Job, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Resu
         Job::ForceRelease(key, reply) => reply.set(verbs.force_release(call, key).await?),
         Job::Inspect(key, reply) => reply.set(verbs.inspect(call.transaction, key).await?),
         Job::List(page, reply) => reply.set(verbs.list(call.transaction, page).await?),
-        // The writer sweeps.
-        Job::Check(..) => {}
     }
     Ok(())
 }

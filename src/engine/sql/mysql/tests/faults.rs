@@ -154,7 +154,7 @@ async fn a_transaction_without_an_end_is_ended_by_the_server() {
     acquire(&engine, &ours).await;
     let mut stopped = connect(&database.url).await;
     let mut packet = Packet::default();
-    begin(&mut packet);
+    begin(&mut packet, &Plan::default());
     packet.add("SELECT 1 FROM locks WHERE name = 'n' FOR UPDATE");
     stopped
         .execute(sqlx::raw_sql(AssertSqlSafe(packet.text)))

@@ -8,6 +8,7 @@ use crate::engine::Settings;
 use crate::engine::sql::mysql::transaction;
 use crate::engine::sql::server::Session as _;
 use crate::engine::sql::server::tests::{TestDatabase, eventually};
+use crate::engine::sql::server::transaction::Plan;
 
 /// Another server behind the same address, and this server after a restart, assign the same ids to other connections.
 #[tokio::test]
@@ -116,8 +117,10 @@ async fn a_transaction_leaves_no_settings_behind() {
         [0, 1].map(|column| rows(&answers, 0)[0].number(column).unwrap())
     };
     let before = settings(&mut session).await;
+    let mut plan = Plan::default();
+    plan.is_brief = true;
     let mut packet = Packet::default();
-    transaction::begin(&mut packet);
+    transaction::begin(&mut packet, &plan);
     session.run(packet, &mut Vec::new()).await.unwrap();
     assert_ne!(settings(&mut session).await, before);
     session.roll_back().await.unwrap();

@@ -1,7 +1,7 @@
 -- Reads the rows of names after they were locked. Returns at least one row.
 --
 -- A row that was not created, and did not exist when the rows were locked, may exist now: it is locked, or left out if another
--- transaction has locked it. A name without a row in the answer counts as free, or as locked if the transaction skips locked rows. The lock is that of lock.sql: a stronger one would leave
+-- transaction has locked it. A name without a row in the answer counts as free. The lock is that of lock.sql: a stronger one would leave
 -- out rows that another transaction has locked FOR KEY SHARE, as for a foreign key.
 --
 -- $1 names
