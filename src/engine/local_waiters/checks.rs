@@ -17,6 +17,8 @@ pub(super) struct WaitedName<H> {
     pub(super) check_at: Instant,
     /// When the time of the check was set.
     pub(super) set_at: Instant,
+    /// Maximum number of waiters of other processes ahead of those of this one.
+    pub(super) ahead: usize,
     /// Whether its waiters poll, because no message says when it is free.
     pub(super) polls: bool,
     /// What the engine keeps for the name, from the last attempt.

@@ -90,6 +90,8 @@ impl<H> State<H> {
         if let Entry::Occupied(mut entry) = self.names.entry(key.clone()) {
             let name = entry.get_mut();
             name.waiters -= 1;
+            // The count referred to the first waiter, which may be the one that is removed.
+            name.ahead = usize::MAX;
             if name.waiters == 0 {
                 entry.remove();
             }
@@ -170,6 +172,7 @@ impl<H> LocalWaiters<H> {
                 waiters: 0,
                 check_at,
                 set_at: Instant::now(),
+                ahead: usize::MAX,
                 polls: false,
                 _resource: None,
             });
@@ -290,6 +293,13 @@ impl<H> LocalWaiters<H> {
         }
     }
 
+    /// Records the maximum number of waiters of other processes ahead of those of this one.
+    pub(super) fn set_ahead(&self, key: &Key, ahead: usize) {
+        if let Some(name) = self.state.lock().names.get_mut(key) {
+            name.ahead = ahead;
+        }
+    }
+
     /// Sets whether the waiters of a name poll.
     pub(super) fn set_polls(&self, key: &Key, polls: bool) {
         if let Some(name) = self.state.lock().names.get_mut(key) {
@@ -313,6 +323,12 @@ impl<H> LocalWaiters<H> {
         };
         let mut positions = state.waiters.values().filter_map(|waiter| waiter.position.as_ref());
         !positions.any(|(of, earlier)| of == key && earlier < number)
+    }
+
+    /// Returns the maximum number of waiters of other processes ahead of those of this one.
+    pub(super) fn ahead(&self, key: &Key) -> usize {
+        let state = self.state.lock();
+        state.names.get(key).map_or(usize::MAX, |name| name.ahead)
     }
 
     /// Wakes every waiter.

@@ -15,9 +15,10 @@ use super::ops::clock_offset::EstimatedEnd;
 use super::ops::fence::Stamp;
 use super::queue::pipelines;
 use crate::engine::mongodb::fields::{
-    CHECK, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE, WAITING,
+    AHEAD, CHECK, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE,
+    WAITING,
 };
-use crate::model::{Claim, Holder, LockInfo, MAX_KEY_BYTES, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
 const METADATA: &str = "metadata";
 /// Suffix of the owner of a name that was released but stays busy. No owner token ends with it.
@@ -75,7 +76,11 @@ pub(super) fn acquired(claim: &Claim) -> Document {
         "_id": "$_id",
         EXPIRES_AT: from_now(claim.ttl.duration()),
         OWNER: { "$literal": claim.owner.as_str() },
-        HOLDER: { "$mergeObjects": [{ "$literal": process(&claim.process) }, { "since": "$$NOW" }] },
+        HOLDER: {
+            "host": { "$literal": claim.process.host.as_str() },
+            "pid": { "$literal": i64::from(claim.process.pid) },
+            "since": "$$NOW",
+        },
     };
     if let Some(metadata) = &claim.metadata {
         acquired.insert(METADATA, doc! { "$literal": &**metadata });
@@ -197,14 +202,30 @@ pub(super) fn busy(mut filter: Document) -> Document {
     filter
 }
 
-/// Returns the filter of the ids that start with a prefix, byte by byte. Texts are compared by their UTF-8 bytes, and a name has at most
-/// [`MAX_KEY_BYTES`] of them.
+/// Returns the filter of the ids that start with a prefix, byte by byte.
 pub(super) fn starting_with(prefix: &str) -> Document {
-    let last = format!(
-        "{prefix}{}",
-        char::MAX.to_string().repeat(MAX_KEY_BYTES / char::MAX.len_utf8())
-    );
-    doc! { "_id": { "$gte": prefix, "$lte": last, "$type": "string" } }
+    let mut range = doc! { "$gte": prefix, "$type": "string" };
+    if let Some(end) = after_all_with(prefix) {
+        range.insert("$lt", end);
+    }
+    doc! { "_id": range }
+}
+
+/// Returns the smallest text that sorts after all that start with `prefix`. Texts are compared by their UTF-8 bytes, whose
+/// order is that of the code points. `None`: there is no such text.
+fn after_all_with(prefix: &str) -> Option<String> {
+    let mut chars: Vec<char> = prefix.chars().collect();
+    while let Some(last) = chars.pop() {
+        let next = match last {
+            '\u{D7FF}' => Some('\u{E000}'),
+            last => char::from_u32(last as u32 + 1),
+        };
+        if let Some(next) = next {
+            chars.push(next);
+            return Some(chars.into_iter().collect());
+        }
+    }
+    None
 }
 
 /// Returns the projection of an attempt.
@@ -214,8 +235,9 @@ pub(super) fn attempt_fields() -> Document {
 
 /// Returns the projection of a waiter's attempt, with its position.
 pub(super) fn waiter_fields(owner: &OwnerToken) -> Document {
+    let (position, ahead) = pipelines::position(owner);
     let mut fields = attempt_fields();
-    fields.insert(POSITION, pipelines::position(owner));
+    fields.extend(doc! { POSITION: position, AHEAD: ahead });
     fields
 }
 
@@ -229,6 +251,14 @@ pub(super) fn is_answer(document: &Document) -> bool {
 pub(super) fn position(document: &Document) -> Option<u64> {
     let number = document.get_i64(POSITION).ok();
     number.and_then(|number| u64::try_from(number).ok())
+}
+
+/// Reads the number of live waiters ahead from an answer. Without that field, returns the maximum.
+pub(super) fn ahead(document: &Document) -> usize {
+    let ahead = document.get_i32(AHEAD).ok();
+    ahead
+        .and_then(|ahead| usize::try_from(ahead).ok())
+        .unwrap_or(usize::MAX)
 }
 
 /// Returns the projection of `inspect` and `list`. `has_queue`: with the number of waiters.
@@ -321,15 +351,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_range_of_a_prefix_has_every_name_with_it_and_no_other_text() {
-        let longest = |prefix: &str| format!("{prefix}{}", "\u{10FFFF}".repeat((512 - prefix.len()) / 4));
-        for prefix in ["", "a*", "é", "a\u{D7FF}", "a\u{10FFFF}", "\u{10FFFF}\u{10FFFF}"] {
-            let range = starting_with(prefix);
-            let range = range.get_document("_id").unwrap();
-            let (first, last) = (range.get_str("$gte").unwrap(), range.get_str("$lte").unwrap());
-            assert!(first == prefix && last.starts_with(prefix));
-            assert!(*longest(prefix) <= *last, "{prefix}");
-        }
+    fn the_end_of_a_range_of_names() {
+        assert_eq!(after_all_with(""), None);
+        assert_eq!(after_all_with("a*").as_deref(), Some("a+"));
+        assert_eq!(after_all_with("é").as_deref(), Some("ê"));
+        assert_eq!(
+            after_all_with("a\u{D7FF}").as_deref(),
+            Some("a\u{E000}"),
+            "there are no characters in between"
+        );
+        assert_eq!(
+            after_all_with("a\u{10FFFF}").as_deref(),
+            Some("b"),
+            "the last character has no successor"
+        );
+        assert_eq!(after_all_with("\u{10FFFF}\u{10FFFF}"), None);
+        assert!(after_all_with("a\u{7F}").is_some_and(|end| end.as_bytes() > "a\u{7F}\u{10FFFF}".as_bytes()));
     }
 
     #[test]

@@ -20,5 +20,7 @@ pub(crate) const HANDED: &str = "handed";
 pub(crate) const NOW: &str = "now";
 /// The field of an answer with the end of the lease.
 pub(crate) const END: &str = "end";
+/// The field of an answer with the number of live waiters ahead.
+pub(crate) const AHEAD: &str = "ahead";
 /// The field of an answer with the number of live waiters.
 pub(crate) const WAITING: &str = "waiting";

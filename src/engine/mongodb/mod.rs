@@ -41,7 +41,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mongodb::Collection;
 use mongodb::bson::Document;
-use parking_lot::Mutex;
 
 pub use self::config::MongodbConfig;
 use self::connection::clock::SharedReading;
@@ -49,7 +48,7 @@ use self::connection::pool::{Class, Pool};
 use self::error::{ENGINE, Failure};
 use self::ops::attempts::UnsettledAttempts;
 use self::ops::clock_offset::ClockOffset;
-use self::ops::fence::Clock;
+use self::ops::fence::ServerClock;
 use self::queue::Queue;
 use self::queue::poll::Poll;
 use self::ttl_index::TtlIndex;
@@ -72,8 +71,8 @@ pub struct Core {
     address: String,
     attempts: Arc<UnsettledAttempts>,
     index: Arc<TtlIndex>,
-    /// The clock that the server had when it last drew a stamp.
-    clock: Mutex<Clock>,
+    prefix: String,
+    clock: ServerClock,
     clock_offset: ClockOffset,
     reading: SharedReading,
     /// The tokens of grants that were one write. `None`: every grant has a stamp, because the reply to a write does not prove the
@@ -109,11 +108,7 @@ impl Core {
     }
 
     fn id(&self, key: &Key) -> String {
-        format!("{}{key}", self.prefix())
-    }
-
-    fn prefix(&self) -> &str {
-        &self.pool.config().prefix
+        format!("{}{key}", self.prefix)
     }
 
     /// Leaves the token of a claim that is released unwritten.
@@ -183,13 +178,15 @@ impl Engine for MongodbEngine {
     }
 
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
-        match what {
-            Read::Prefix { prefix, page_timeout } => self.list_all(prefix, page_timeout).await,
-            Read::Name { key, waits_for_token } => {
-                let info = self.inspect_one(key, waits_for_token).await;
-                Ok(info.map_err(|failure| failure.during("inspect"))?.into_iter().collect())
-            }
-        }
+        let info = match what {
+            Read::Prefix { prefix, page_timeout } => return self.list_all(prefix, page_timeout).await,
+            Read::Name {
+                key,
+                waits_for_token: true,
+            } => self.inspect_one(key).await,
+            Read::Name { key, .. } => self.inspect_once(key).await,
+        };
+        Ok(info.map_err(|failure| failure.during("inspect"))?.into_iter().collect())
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

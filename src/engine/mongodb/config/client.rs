@@ -8,14 +8,14 @@ use mongodb::error::Result;
 use mongodb::options::{ClientOptions, Tls};
 use tempfile::TempPath;
 
-use crate::engine::mongodb::MongodbConfig;
+use crate::engine::TlsFiles;
 use crate::engine::tls::Pem;
 
 /// What a client is created from.
 #[derive(Clone)]
 pub(crate) struct ClientSettings {
     pub(crate) options: ClientOptions,
-    pub(crate) config: MongodbConfig,
+    pub(crate) tls: TlsFiles,
 }
 
 impl ClientSettings {
@@ -30,13 +30,12 @@ impl ClientSettings {
     pub(crate) fn client(&self) -> Result<Client> {
         let mut options = self.options.clone();
         let mut files = Vec::new();
-        let settings = &self.config.tls;
         if let Some(Tls::Enabled(tls)) = &mut options.tls {
-            let Pem { authorities, client } = Pem::read(settings).map_err(io::Error::from)?;
-            if let Some(text) = authorities.filter(|_| settings.ca.is_some()) {
+            let Pem { authorities, client } = Pem::read(&self.tls).map_err(io::Error::from)?;
+            if let Some(text) = authorities.filter(|_| self.tls.ca.is_some()) {
                 tls.ca_file_path = Some(write("tls.ca", &text, &mut files)?);
             }
-            let has_other_parts = settings.cert.is_some() || settings.key.is_some() || settings.key_file.is_some();
+            let has_other_parts = self.tls.cert.is_some() || self.tls.key.is_some() || self.tls.key_file.is_some();
             if let Some((cert, key)) = client.filter(|_| has_other_parts) {
                 // The driver expects one file with both.
                 let mut parts = vec![cert, key];

@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use crate::clock::Moment;
 use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::pool::Pool;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::clock_offset::ClockReading;
 
@@ -16,7 +17,7 @@ use crate::engine::mongodb::ops::clock_offset::ClockReading;
 const SHARED_LIMIT: Duration = Duration::from_millis(200);
 
 /// Reads the server's clock.
-pub(crate) async fn read_clock(database: Database) -> Outcome<ClockReading> {
+pub(super) async fn read_clock(database: &Database) -> Outcome<ClockReading> {
     let sent = Moment::now();
     let hello = database.run_command(doc! { "hello": 1 }).await;
     let hello = hello.map_err(Failure)?;
@@ -34,11 +35,19 @@ pub(crate) async fn read_clock(database: Database) -> Outcome<ClockReading> {
 pub(crate) struct SharedReading(Mutex<Option<ClockReading>>);
 
 impl SharedReading {
-    /// Returns a reading that was sent after this call began, by `read`.
+    /// Returns a reading that was sent after this call began.
     ///
     /// # Errors
     /// Those of the command. The next caller repeats it.
-    pub(crate) async fn next<F>(&self, read: impl Fn() -> F) -> Outcome<ClockReading>
+    pub(crate) async fn next(&self, pool: &Pool) -> Outcome<ClockReading> {
+        let read = || {
+            let database = pool.connected().client.database("admin");
+            async move { read_clock(&database).await }
+        };
+        self.next_with(read).await
+    }
+
+    async fn next_with<F>(&self, read: impl Fn() -> F) -> Outcome<ClockReading>
     where
         F: Future<Output = Outcome<ClockReading>>,
     {
@@ -81,13 +90,14 @@ mod tests {
             })
         };
         let began = tokio::time::Instant::now();
-        let (hung, second, third) = tokio::join!(shared.next(read), shared.next(read), shared.next(read));
+        let (hung, second, third) =
+            tokio::join!(shared.next_with(read), shared.next_with(read), shared.next_with(read));
         for reading in [hung, second, third] {
             assert!(reading.is_ok());
         }
         assert_eq!(began.elapsed(), SHARED_LIMIT);
         reads.store(1, SeqCst);
-        let (one, other) = tokio::join!(shared.next(read), shared.next(read));
+        let (one, other) = tokio::join!(shared.next_with(read), shared.next_with(read));
         assert!(one.is_ok() && other.is_ok());
         assert_eq!(reads.load(SeqCst), 2, "concurrent calls share a command");
     }

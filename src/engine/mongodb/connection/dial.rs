@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use mongodb::Database;
 use mongodb::bson::{Document, doc};
-use mongodb::options::{ClientOptions, HostInfo, ServerAddress};
-use parking_lot::Mutex;
+use mongodb::options::{
+    Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
+    ServerAddress, WriteConcern,
+};
 use tokio::time::{Instant, timeout_at};
 
 use crate::engine::Result;
@@ -14,11 +16,11 @@ use crate::engine::mongodb::config::ClientSettings;
 use crate::engine::mongodb::connection::checks;
 use crate::engine::mongodb::connection::clock::{SharedReading, read_clock};
 use crate::engine::mongodb::connection::openings::OpenConnections;
-use crate::engine::mongodb::connection::pool::Pool;
+use crate::engine::mongodb::connection::pool::{Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
 use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure};
 use crate::engine::mongodb::ops::clock_offset::ClockOffset;
-use crate::engine::mongodb::ops::fence::Clock;
+use crate::engine::mongodb::ops::fence::{Clock, ServerClock};
 use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::ttl_index::TtlIndex;
 use crate::engine::mongodb::unwritten_tokens::UnwrittenTokens;
@@ -30,6 +32,10 @@ const OLDEST_WIRE_VERSION: i32 = 13;
 /// Maximum number of connections for calls, unless the URL sets `maxPoolSize`. With the driver's default of 10, many callers
 /// would queue behind each other's waits for the majority.
 const POOL: u32 = 64;
+
+/// The limits of a `wtimeout`: 0 would mean no limit, and the driver sends milliseconds in 32 bits.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
 
 impl MongodbEngine {
     /// Connects to the servers, reads the kind of the deployment, and creates the TTL index.
@@ -51,7 +57,7 @@ impl MongodbEngine {
         options.cmap_event_handler = Some(open.handler());
         let settings = ClientSettings {
             options,
-            config: config.clone(),
+            tls: config.tls.clone(),
         };
         // Fails for invalid certificates.
         let client = settings.client().map_err(|error| {
@@ -64,26 +70,50 @@ impl MongodbEngine {
         let is_set = hello.contains_key("setName");
         let is_router = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let is_cluster = is_set || is_router;
+        let namespace = Namespace {
+            database: config.database.clone(),
+            collection: config.collection.clone(),
+            options: collection_options(&config),
+            release_concern: release_concern(&config),
+        };
         // One connection of the pool is for the change stream.
         let size = settings.options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
-        let pool = Pool::new(client, settings, monitor, (size, open));
+        let pool = Pool::new(
+            client,
+            settings,
+            namespace,
+            monitor.clone(),
+            (size, open),
+            config.timeout,
+        );
         let connected = pool.connected();
         let check = checks::check(&connected, is_router, config.warnings.as_deref());
         steps.step("to the check of the collection", check).await?;
         let index = ttl_index::ensure(&connected.locks);
         steps.step("to the check of the TTL index", index).await?;
-        let reading = async { read_clock(database).await.map_err(|failure| failure.during(CONNECT)) };
+        let reading = async { read_clock(&database).await.map_err(|failure| failure.during(CONNECT)) };
         let reading = steps.step("to the second command", reading).await?;
         let index = TtlIndex::new(pool.clone());
+        let queue = || {
+            Queue::new(
+                pool.clone(),
+                config.prefix.clone(),
+                config.timeout,
+                monitor.election(),
+                index.clone(),
+                is_set,
+            )
+        };
         let core = Core {
-            queue: is_cluster.then(|| Queue::new(pool.clone(), index.clone(), is_set)),
+            queue: is_cluster.then(queue),
             unwritten: is_set.then(|| UnwrittenTokens::new(pool.clone())),
             index,
             attempts: Arc::default(),
             clock_offset: ClockOffset::new(reading),
             reading: SharedReading::default(),
-            clock: Mutex::new(if is_cluster { Clock::Cluster } else { Clock::Process }),
+            clock: ServerClock::new(if is_cluster { Clock::Cluster } else { Clock::Process }),
             address: config.address(),
+            prefix: config.prefix,
             pool,
         };
         Ok(Arc::new(MongodbEngine(Arc::new(core))))
@@ -220,6 +250,28 @@ fn check_primary(options: &ClientOptions, hello: &Document) -> Result<()> {
 
 fn listed(hosts: &[ServerAddress]) -> String {
     hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn collection_options(config: &MongodbConfig) -> CollectionOptions {
+    let mut write_concern = config.connection.write_concern.clone().unwrap_or_default();
+    write_concern.w.get_or_insert(Acknowledgment::Majority);
+    // Shorter than the store timeout: while too few members are up, the server then still answers that a name is busy.
+    let unconfirmed = config.timeout.mul_f64(0.8).clamp(SHORTEST_WAIT, LONGEST_WAIT);
+    write_concern.w_timeout.get_or_insert(unconfirmed);
+    CollectionOptions::builder()
+        .write_concern(write_concern)
+        // An attempt decides by the primary's current data, so `inspect` reads the same.
+        .read_concern(ReadConcern::local())
+        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+        .build()
+}
+
+/// Returns the write concern of releases: that of the primary alone, with the URL's `journal`.
+fn release_concern(config: &MongodbConfig) -> WriteConcern {
+    let of_url = config.connection.write_concern.as_ref();
+    let mut concern = WriteConcern::from(Acknowledgment::Nodes(1));
+    concern.journal = of_url.and_then(|of_url| of_url.journal);
+    concern
 }
 
 #[cfg(test)]

@@ -219,19 +219,20 @@ impl Openings {
 }
 
 #[cfg(test)]
+impl OpenConnections {
+    /// Returns connections that are always open.
+    pub(crate) fn of(count: u32) -> Arc<Self> {
+        let open = Arc::new(OpenConnections::default());
+        open.0
+            .lock()
+            .extend((0..count).map(|id| (ServerAddress::default(), id)));
+        open
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
-
-    impl OpenConnections {
-        /// Returns connections that are always open.
-        pub(crate) fn of(count: u32) -> Arc<Self> {
-            let open = Arc::new(OpenConnections::default());
-            open.0
-                .lock()
-                .extend((0..count).map(|id| (ServerAddress::default(), id)));
-            open
-        }
-    }
 
     fn openings(open: &Arc<OpenConnections>, opening: impl Fn() + Send + Sync + 'static, hangs: bool) -> Arc<Openings> {
         let opening = Arc::new(opening);

@@ -26,20 +26,18 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mongodb::bson::{Document, doc};
-use mongodb::options::{
-    Acknowledgment, CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern,
-};
+use mongodb::options::{CollectionOptions, WriteConcern};
 use mongodb::{Client, Collection};
 use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::clock::Moment;
 use crate::engine::attempt_queue::{self, AttemptQueue};
+use crate::engine::mongodb::Outcome;
 use crate::engine::mongodb::config::ClientSettings;
 use crate::engine::mongodb::connection::openings::{OpenConnections, Opening, Openings, UsedOtherwise};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
 use crate::engine::mongodb::error::Failure;
-use crate::engine::mongodb::{MongodbConfig, Outcome};
 use crate::model::Key;
 
 /// Number of store timeouts after which a call without an answer is aborted.
@@ -78,46 +76,41 @@ async fn share_of(limit: Option<&Arc<Semaphore>>) -> Option<OwnedSemaphorePermit
     limit?.clone().acquire_owned().await.ok()
 }
 
-/// The limits of a `wtimeout`: 0 would mean no limit, and the driver sends milliseconds in 32 bits.
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
-const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
+/// Where the locks are.
+#[derive(Clone)]
+pub(crate) struct Namespace {
+    pub database: String,
+    pub collection: String,
+    pub options: CollectionOptions,
+    /// The write concern of releases: that of the primary alone. A release that is rolled back leaves the name busy until its
+    /// lease ends, and a later grant is confirmed by the majority only together with the release before it.
+    pub release_concern: WriteConcern,
+}
+
+impl Namespace {
+    fn of(&self, client: Client) -> Arc<Connected> {
+        let database = client.database(&self.database);
+        let locks = database.collection_with_options(&self.collection, self.options.clone());
+        let mut options = self.options.clone();
+        options.write_concern = Some(self.release_concern.clone());
+        let releases = database.collection_with_options(&self.collection, options);
+        Arc::new(Connected {
+            client,
+            locks,
+            releases,
+        })
+    }
+}
 
 /// A client, and its collection of the locks.
 pub(crate) struct Connected {
     pub client: Client,
     pub locks: Collection<Document>,
-    /// The same collection, with the write concern of releases: that of the primary alone, with the URL's `journal`. A release that is
-    /// rolled back leaves the name busy until its lease ends, and a later grant is confirmed by the majority only together with the
-    /// release before it.
+    /// The same collection, with the write concern of releases.
     pub releases: Collection<Document>,
 }
 
 impl Connected {
-    fn new(client: Client, config: &MongodbConfig) -> Arc<Self> {
-        let mut full = config.connection.write_concern.clone().unwrap_or_default();
-        let mut of_releases = WriteConcern::from(Acknowledgment::Nodes(1));
-        of_releases.journal = full.journal;
-        full.w.get_or_insert(Acknowledgment::Majority);
-        // Shorter than the store timeout: while too few members are up, the server then still answers that a name is busy.
-        let unconfirmed = config.timeout.mul_f64(0.8).clamp(SHORTEST_WAIT, LONGEST_WAIT);
-        full.w_timeout.get_or_insert(unconfirmed);
-        let collection = |concern: WriteConcern| {
-            let options = CollectionOptions::builder()
-                .write_concern(concern)
-                // An attempt decides by the primary's current data, so `inspect` reads the same.
-                .read_concern(ReadConcern::local())
-                .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
-                .build();
-            let database = client.database(&config.database);
-            database.collection_with_options(&config.collection, options)
-        };
-        Arc::new(Connected {
-            locks: collection(full),
-            releases: collection(of_releases),
-            client,
-        })
-    }
-
     /// Returns the collection with the full write concern, or with that of releases, for a write that another one follows.
     pub(crate) fn locks_for(&self, has_full_concern: bool) -> &Collection<Document> {
         if has_full_concern { &self.locks } else { &self.releases }
@@ -141,7 +134,8 @@ fn opening(pool: Weak<Pool>) -> Opening {
 /// The connections of one engine.
 pub(crate) struct Pool {
     settings: ClientSettings,
-    pub(crate) monitor: Arc<ServerMonitor>,
+    namespace: Namespace,
+    monitor: Arc<ServerMonitor>,
     current: RwLock<Arc<Connected>>,
     connections: Arc<Openings>,
     unreserved: Arc<Semaphore>,
@@ -150,6 +144,9 @@ pub(crate) struct Pool {
     releases: Arc<Semaphore>,
     session_ends: Arc<Semaphore>,
     queries: Arc<Semaphore>,
+    store_timeout: Duration,
+    /// When the driver answered last, in nanoseconds of [`Moment`].
+    answered: AtomicU64,
     /// The latest beginning of a call that the driver has answered, in nanoseconds of [`Moment`].
     answered_began: AtomicU64,
 }
@@ -159,15 +156,18 @@ impl Pool {
     pub(crate) fn new(
         client: Client,
         settings: ClientSettings,
+        namespace: Namespace,
         monitor: Arc<ServerMonitor>,
         (size, open): (u32, Arc<OpenConnections>),
+        store_timeout: Duration,
     ) -> Arc<Self> {
         let size = size.max(1) as usize;
-        let current = RwLock::new(Connected::new(client, &settings.config));
+        let current = RwLock::new(namespace.of(client));
         let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
         Arc::new_cyclic(|pool: &Weak<Pool>| Pool {
             connections: Openings::new(open, size, opening(pool.clone())),
             settings,
+            namespace,
             monitor,
             current,
             unreserved: permits(size - (size / 8).max(1)),
@@ -176,12 +176,10 @@ impl Pool {
             releases: permits(size / 2),
             session_ends: permits(size / 16),
             queries: permits(size / 8),
+            store_timeout,
+            answered: AtomicU64::new(Moment::now().to_nanos()),
             answered_began: AtomicU64::new(0),
         })
-    }
-
-    pub(crate) fn config(&self) -> &MongodbConfig {
-        &self.settings.config
     }
 
     /// Returns the current client and its collection.
@@ -269,11 +267,12 @@ impl Pool {
         };
         drop(permit);
         if have_ended {
+            self.answered.store(Moment::now().to_nanos(), Relaxed);
             self.answered_began.fetch_max(began.to_nanos(), Relaxed);
             return Ok(());
         }
         let waited = began.elapsed();
-        if waited >= self.config().timeout * LIMIT {
+        if waited >= self.store_timeout * LIMIT {
             self.replace_client_unless_answered_since(began);
         }
         Err(Failure::unanswered(waited))
@@ -299,8 +298,8 @@ impl Pool {
         let mut election = self.monitor.election();
         let later = began
             .to_nanos()
-            .saturating_add((self.config().timeout / 2).as_nanos() as u64);
-        tokio::time::sleep(self.config().timeout).await;
+            .saturating_add((self.store_timeout / 2).as_nanos() as u64);
+        tokio::time::sleep(self.store_timeout).await;
         let elected = async {
             if election.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -311,7 +310,7 @@ impl Pool {
                 if self.answered_began.load(Relaxed) >= later {
                     return;
                 }
-                tokio::time::sleep(self.config().timeout).await;
+                tokio::time::sleep(self.store_timeout).await;
             }
         };
         tokio::select! {
@@ -332,9 +331,9 @@ impl Pool {
         }
     }
 
-    /// Replaces the client if the driver has answered no call that began after `began`, although a server answered its monitor.
+    /// Replaces the client if the driver has answered no call since `began` although a server answered its monitor.
     fn replace_client_unless_answered_since(&self, began: Moment) {
-        if self.answered_began.load(Relaxed) > began.to_nanos() || !self.monitor.has_seen_a_server_since(began) {
+        if self.answered.load(Relaxed) > began.to_nanos() || !self.monitor.has_seen_a_server_since(began) {
             return;
         }
         let Ok(client) = self.settings.client() else {
@@ -345,7 +344,7 @@ impl Pool {
             began.elapsed()
         );
         // The last call of the old client drops it.
-        *self.current.write() = Connected::new(client, self.config());
-        self.answered_began.store(Moment::now().to_nanos(), Relaxed);
+        *self.current.write() = self.namespace.of(client);
+        self.answered.store(Moment::now().to_nanos(), Relaxed);
     }
 }

@@ -51,7 +51,7 @@ pub(crate) struct ServerMonitor {
 enum ServerState {
     /// It answered, or may answer later.
     Usable,
-    /// It closed the connection without an answer.
+    /// It closed the connection without an answer, and was not probed yet.
     Disconnected,
     /// It can only be used with another configuration.
     Unusable(String),
@@ -207,17 +207,24 @@ impl ServerMonitor {
             let mut reasons = Vec::new();
             for host in &self.hosts {
                 let known = self.servers.lock().get(host).cloned();
-                let reason = match known {
-                    Some(ServerState::Usable) => None,
-                    Some(ServerState::Unusable(reason)) => Some(reason),
-                    Some(ServerState::Disconnected) => self.probe(host, false).await,
-                    None if is_silent => self.probe(host, true).await,
-                    None => None,
+                let state = match known {
+                    Some(ServerState::Disconnected) => {
+                        let state = self.probe(host, false).await;
+                        self.servers.lock().insert(host.clone(), state.clone());
+                        state
+                    }
+                    Some(state) => state,
+                    None if is_silent => {
+                        let state = self.probe(host, true).await;
+                        if matches!(state, ServerState::Unusable(_)) {
+                            self.servers.lock().insert(host.clone(), state.clone());
+                        }
+                        state
+                    }
+                    None => ServerState::Usable,
                 };
-                if let Some(reason) = reason {
+                if let ServerState::Unusable(reason) = state {
                     reasons.push(format!("{host} ({reason})"));
-                    let state = ServerState::Unusable(reason);
-                    self.servers.lock().insert(host.clone(), state);
                 }
             }
             if reasons.len() == self.hosts.len() {
@@ -226,31 +233,31 @@ impl ServerMonitor {
         }
     }
 
-    /// Finds out why a server that closed the connection, or (`is_silent`) has not answered yet, can only be used with another
-    /// configuration. `None`: it may be slow.
-    async fn probe(&self, host: &ServerAddress, is_silent: bool) -> Option<String> {
+    /// Finds out why a server closed the connection, or (`is_silent`) has not answered yet: it may be slow.
+    async fn probe(&self, host: &ServerAddress, is_silent: bool) -> ServerState {
         let ServerAddress::Tcp { host, port } = host else {
-            return None;
+            return ServerState::Usable;
         };
         let port = port.unwrap_or(DEFAULT_PORT);
         let has_tls = match probe::identify(host, port).await {
             Some(Peer::Redis) => {
-                return Some("it is a Redis server: begin the URL with redis://, or check the port".to_owned());
+                let reason = "it is a Redis server: begin the URL with redis://, or check the port";
+                return ServerState::Unusable(reason.to_owned());
             }
             Some(Peer::Tls) => true,
             // MongoDB answers the probe on a port with TLS as well.
             Some(Peer::Mongodb) if !is_silent => probe::speaks_tls(host, port).await,
             // A proxy that routes by the first bytes may answer with HTTP.
-            _ => return None,
+            _ => return ServerState::Usable,
         };
         let reason = match (has_tls, self.has_tls) {
             (true, false) => {
                 "it speaks nothing but TLS: set tls=true in the URL, or the option tls, or use the port without TLS"
             }
             (false, true) => "it does not speak TLS: omit tls=true and the option tls, or use the port with TLS",
-            _ => return None,
+            _ => return ServerState::Usable,
         };
-        Some(reason.to_owned())
+        ServerState::Unusable(reason.to_owned())
     }
 }
 

@@ -28,7 +28,7 @@ impl Core {
     pub(crate) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
         let copy = Arc::new(claim.clone());
         let claims = vec![copy.clone()];
-        let steps = |core: Arc<Core>, caller: Arc<Caller>| async move { core.acquire(&copy, &caller, None).await };
+        let steps = |core: Arc<Core>, caller| async move { core.acquire(&copy, &caller, None).await };
         self.in_attempt(claims, steps).await
     }
 
@@ -40,14 +40,14 @@ impl Core {
     pub(super) async fn in_attempt<T, F>(
         self: &Arc<Self>,
         claims: Vec<Arc<Claim>>,
-        steps: impl FnOnce(Arc<Self>, Arc<Caller>) -> F,
+        steps: impl FnOnce(Arc<Self>, Caller) -> F,
     ) -> Outcome<T>
     where
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
     {
         for claim in &claims {
-            self.attempts.wait_for(&claim.owner).await;
+            self.attempts.ended(&claim.owner).await;
         }
         let permit = self.pool.permit(self.class(&claims)).await;
         claims.iter().for_each(|claim| claim.mark_sent());
@@ -141,6 +141,7 @@ impl Core {
         if let (Some(queue), Some((number, open))) = (&self.queue, busy.position) {
             let before = queue.known.position(&claim.owner).map(|(key, _)| key);
             queue.enter(claim, key, number, busy.left, open, busy.is_foreign);
+            queue.known.set_ahead(key, busy.ahead.min(queue.known.ahead(key)));
             if let Some(before) = before.filter(|before| before != key) {
                 // A claim waits for one name at a time.
                 queue.leave(&before, &claim.owner).await?;

@@ -20,9 +20,6 @@ use crate::engine::mongodb::queue::pipelines::{self, Waiter};
 use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, Key, OwnerToken};
 
-/// The field of an answer with the queue entries of the claims behind the first.
-pub(super) const POSITIONS: &str = "positions";
-
 /// The shortest lease whose end is written by an estimate.
 const SHORTEST_ESTIMATED: Duration = Duration::from_secs(1);
 
@@ -54,6 +51,7 @@ impl NameOutcome {
             NameOutcome::Busy(Busy {
                 left: documents::remaining(document),
                 position: documents::position(document).map(|number| (number, open)),
+                ahead: documents::ahead(document),
                 is_foreign: documents::owner(document).is_none(),
             })
         })
@@ -66,6 +64,8 @@ pub(crate) struct Busy {
     pub(crate) left: Option<Duration>,
     /// The waiter's number in the queue, and its use of the change stream.
     pub(crate) position: Option<(u64, Option<StreamUse>)>,
+    /// Number of live waiters ahead of it.
+    pub(crate) ahead: usize,
     /// Whether a gist process holds it.
     pub(crate) is_foreign: bool,
 }
@@ -75,6 +75,7 @@ impl Busy {
         Busy {
             left,
             position: None,
+            ahead: 0,
             is_foreign: false,
         }
     }
@@ -97,6 +98,8 @@ impl Core {
         let queue = self.queue.as_ref();
         let (awaited, number) = queue.and_then(|queue| queue.known.position(&claim.owner)).unzip();
         let number = number.unwrap_or(0);
+        // All names in one command, until one of them is busy.
+        let mut at_once = claim.keys().len();
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
             let is_awaited = awaited.as_ref() == Some(key);
             let (is_busy, answer) = self.look_first(key, claim, is_awaited).await?;
@@ -107,10 +110,12 @@ impl Core {
             // no estimate.
             if !is_awaited && !is_busy && claim.ttl.duration() >= SHORTEST_ESTIMATED {
                 let before = all.len();
-                self.insert_free(claim, caller, all).await?;
+                self.insert_free(claim, caller, all, at_once).await?;
                 if all.len() > before {
+                    at_once *= 4;
                     continue;
                 }
+                at_once = 1;
             }
             match self.acquire_name(key, claim, caller, number).await? {
                 NameOutcome::Acquired(name) => all.push(name),
@@ -135,16 +140,17 @@ impl Core {
         let found = self.find_busy(&self.id(key), claim).await?;
         let is_still_foreign = found
             .as_ref()
-            .is_some_and(|busy| busy.is_foreign && busy.position.is_some());
+            .is_some_and(|(busy, has_position)| busy.is_foreign && *has_position);
         if let Some(queue) = queue.filter(|_| !is_still_foreign) {
             // The document is gone, and the queue with it: the waiters of this process return with their numbers.
             queue.known.set_polls(key, false);
             queue.known.wake(key);
         }
         let is_busy = found.is_some();
-        // The position stays as it is.
-        let answer = found.map(|busy| Busy { position: None, ..busy });
-        Ok((is_busy, answer.filter(|_| is_still_foreign || !claim.waiting)))
+        let answer = found
+            .map(|(busy, _)| busy)
+            .filter(|_| is_still_foreign || !claim.waiting);
+        Ok((is_busy, answer))
     }
 
     /// Acquires one name that probably has a document.
@@ -155,16 +161,15 @@ impl Core {
         let id = self.id(key);
         if !claim.waiting
             && claim.ttl.duration() >= SHORTEST_ESTIMATED
-            && let Some(busy) = self.find_busy(&id, claim).await?
+            && let Some((busy, _)) = self.find_busy(&id, claim).await?
         {
             return Ok(NameOutcome::Busy(busy));
         }
         let queue = self.queue.as_ref().filter(|_| claim.waiting);
         if queue.is_some() && number == 0 && claim.ttl.duration() < SHORTEST_ESTIMATED {
             // Open the change stream only if the name is busy.
-            let (outcome, _) = self.acquire_or_enqueue(&id, (claim, &[]), caller, None, None).await?;
-            if matches!(outcome, NameOutcome::Acquired(_)) {
-                return Ok(outcome);
+            if let NameOutcome::Acquired(name) = self.acquire_or_enqueue(&id, claim, caller, None, None).await? {
+                return Ok(NameOutcome::Acquired(name));
             }
         }
         // Do not enqueue before the stream is open: a hand-off would be lost.
@@ -173,76 +178,93 @@ impl Core {
             None => None,
         };
         let waiter = queue.map(|queue| queue.waiter(number, &open));
-        let acquired = self.acquire_or_enqueue(&id, (claim, &[]), caller, waiter, open);
-        Ok(acquired.await?.0)
+        self.acquire_or_enqueue(&id, claim, caller, waiter, open).await
     }
 
-    /// Acquires a name that probably has a document, or enters its queue as `waiter`, and the claims of `behind` behind it. `open`: the
-    /// waiters' use of the change stream. Returns the document after the command, too.
-    pub(super) async fn acquire_or_enqueue(
+    /// Acquires a name that probably has a document, or enters its queue as `waiter`. `open`: the waiter's use of the change
+    /// stream.
+    async fn acquire_or_enqueue(
         &self,
         id: &str,
-        (claim, behind): (&Claim, &[&Claim]),
+        claim: &Claim,
         caller: &Caller,
         waiter: Option<Waiter<'_>>,
         open: Option<StreamUse>,
-    ) -> Outcome<(NameOutcome, Document)> {
-        let number = waiter.as_ref().map_or(0, |waiter| waiter.number);
-        // The attempt of a waiter with a number probably confirms a hand-off, and then this is the only step.
-        let is_settled = number > 0 && !self.pool.is_without_majority();
-        let mut steps = pipelines::acquire(claim, waiter.as_ref());
-        let mut fields = match &waiter {
+    ) -> Outcome<NameOutcome> {
+        let is_settled = self.is_settled(waiter.as_ref().map_or(0, |waiter| waiter.number));
+        let steps = pipelines::acquire(claim, waiter.as_ref());
+        let fields = match &waiter {
             Some(_) => documents::waiter_fields(&claim.owner),
             None => documents::attempt_fields(),
         };
-        if let (Some(queue), Some(waiter)) = (&self.queue, &waiter)
-            && !behind.is_empty()
-        {
-            let new = behind.iter().filter(|claim| queue.known.number(&claim.owner) == 0);
-            steps.extend(pipelines::enter(new.copied(), waiter));
-            fields.insert(POSITIONS, pipelines::positions_of(behind));
-        }
         for _ in 0..ROUNDS {
-            let mut session = caller.session(&self.pool).await?;
-            let Session { connected, session } = &mut *session;
-            let update = connected
-                .locks_for(is_settled)
-                .find_one_and_update(documents::one_or_none(id), steps.clone())
-                .upsert(true)
-                .return_document(ReturnDocument::After)
-                .projection(fields.clone())
-                .session(session);
-            let sent = Moment::now();
-            let document = match update.await.map_err(Failure::from) {
-                // Another client inserted the document at the same time.
-                Err(failure) if failure.is_duplicate_key() => continue,
-                answer => answer?.unwrap_or_default(),
-            };
-            if let Some(queue) = &self.queue {
-                queue.clock.read(sent, &document);
-            }
+            let sent = self.send_attempt(id, steps.clone(), fields.clone(), is_settled, caller);
+            let document = sent.await?.unwrap_or_default();
             if let Some(outcome) = NameOutcome::of(&document, &claim.owner, is_settled, open.clone()) {
-                return Ok((outcome, document));
+                return Ok(outcome);
             }
         }
-        let busy = Busy::without_position(Some(SOON));
-        Ok((NameOutcome::Busy(busy), Document::new()))
+        Ok(NameOutcome::Busy(Busy::without_position(Some(SOON))))
     }
 
-    /// Inserts the documents of the other names, in one command that stops at the first busy one. Adds the names before that one to
+    /// Whether an attempt of the waiter with this number has the full write concern. It probably confirms a hand-off, and then this is
+    /// the only step.
+    pub(super) fn is_settled(&self, number: u64) -> bool {
+        number > 0 && !self.pool.is_without_majority()
+    }
+
+    /// Sends the command of an attempt for one name. Returns the document after it. `None`: another client inserted the document at the
+    /// same time.
+    pub(super) async fn send_attempt(
+        &self,
+        id: &str,
+        steps: Vec<Document>,
+        fields: Document,
+        is_settled: bool,
+        caller: &Caller,
+    ) -> Outcome<Option<Document>> {
+        let mut session = caller.session(&self.pool).await?;
+        let Session { connected, session } = &mut *session;
+        let update = connected
+            .locks_for(is_settled)
+            .find_one_and_update(documents::one_or_none(id), steps)
+            .upsert(true)
+            .return_document(ReturnDocument::After)
+            .projection(fields)
+            .session(session);
+        let sent = Moment::now();
+        match update.await.map_err(Failure::from) {
+            Err(failure) if failure.is_duplicate_key() => Ok(None),
+            answer => {
+                let document = answer?;
+                if let (Some(queue), Some(document)) = (&self.queue, &document) {
+                    queue.clock.read(sent, document);
+                }
+                Ok(document)
+            }
+        }
+    }
+
+    /// Inserts the documents of up to `at_once` free names, in one command that stops at the first busy one. Adds the names to
     /// `all`. This is the cheapest write. If it can be the only one of the grant (`fence.rs`), it has the full write concern, and
     /// the server answers after that also when a name is busy.
     ///
     /// After an earlier attempt of the claim with a command that was not answered, the grant has a stamp: `roll_back`.
-    async fn insert_free(&self, claim: &Claim, caller: &Caller, all: &mut Vec<Unstamped>) -> Outcome<()> {
-        let may_be_grant = all.is_empty() && !self.attempts.has(&claim.owner);
-        let needs_no_stamp = may_be_grant && !claim.needs_token && *self.clock.lock() == Clock::Process;
+    async fn insert_free(
+        &self,
+        claim: &Claim,
+        caller: &Caller,
+        all: &mut Vec<Unstamped>,
+        at_once: usize,
+    ) -> Outcome<()> {
+        let may_be_grant = all.is_empty() && at_once >= claim.keys().len() && !self.attempts.has(&claim.owner);
+        let needs_no_stamp = may_be_grant && !claim.needs_token && self.clock.get() == Clock::Process;
         let is_grant = may_be_grant
             && self.unwritten.is_some()
             && claim.ttl.duration() >= SHORTEST_WITH_MARGIN
             && self.clock_offset.allows_margin();
         let estimated = self.clock_offset.end(claim.ttl, is_grant);
-        let keys = claim.keys()[all.len()..].iter();
+        let keys = claim.keys()[all.len()..].iter().take(at_once);
         let documents: Vec<Document> = keys
             .map(|key| documents::inserted(&self.id(key), claim, &estimated))
             .collect();
@@ -274,8 +296,9 @@ impl Core {
         Ok(())
     }
 
-    /// Reads whether a name is busy, and the position of a claim that waits. `None`: the name is free or belongs to this owner.
-    async fn find_busy(&self, id: &str, claim: &Claim) -> Outcome<Option<Busy>> {
+    /// Reads whether a name is busy, and whether a claim that waits has a position in its queue. `None`: the name is free or
+    /// belongs to this owner.
+    async fn find_busy(&self, id: &str, claim: &Claim) -> Outcome<Option<(Busy, bool)>> {
         let fields = match claim.waiting {
             true => documents::waiter_fields(&claim.owner),
             false => documents::attempt_fields(),
@@ -283,7 +306,10 @@ impl Core {
         let found = self.locks().find_one(doc! { "_id": id }).projection(fields).await?;
         let Some(document) = found else { return Ok(None) };
         Ok(match NameOutcome::of(&document, &claim.owner, false, None) {
-            Some(NameOutcome::Busy(busy)) if busy.left != Some(Duration::ZERO) => Some(busy),
+            Some(NameOutcome::Busy(mut busy)) if busy.left != Some(Duration::ZERO) => {
+                let has_position = busy.position.take().is_some();
+                Some((busy, has_position))
+            }
             _ => None,
         })
     }

@@ -19,28 +19,41 @@ use crate::engine::mongodb::connection::session::{AttemptSession, Session};
 use crate::engine::mongodb::error::Failure;
 use crate::model::OwnerToken;
 
-/// The attempts of one engine that may still take effect, by owner: dropped ones until their task has ended, and those with a command
-/// that was not answered.
+/// The attempts of one engine that may still take effect.
 #[derive(Default)]
-pub(crate) struct UnsettledAttempts(Mutex<HashMap<OwnerToken, Vec<Arc<Caller>>>>);
+pub(crate) struct UnsettledAttempts(Mutex<Unsettled>);
+
+/// Attempts by owner.
+#[derive(Default)]
+struct Unsettled {
+    /// Dropped ones, until the attempt's task has ended.
+    dropped: HashMap<OwnerToken, CancellationToken>,
+    /// The sessions of those with a command that was not answered.
+    unanswered: HashMap<OwnerToken, Vec<AttemptSession>>,
+}
 
 /// The task's view of the caller of an attempt, and the attempt's session. The default caller never drops the attempt.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Caller {
-    owners: Vec<OwnerToken>,
+    flags: Arc<Flags>,
+    session: AttemptSession,
+}
+
+/// What the caller and the task of an attempt share.
+#[derive(Debug, Default)]
+struct Flags {
     /// The caller dropped the attempt.
     is_gone: CancellationToken,
     /// The task has ended.
     has_ended: CancellationToken,
     /// Whether a command of the attempt failed that the outcome does not report.
     is_unsettled: AtomicBool,
-    pub(super) session: AttemptSession,
 }
 
 impl Caller {
     /// Whether the caller dropped the attempt.
     pub(crate) fn is_gone(&self) -> bool {
-        self.is_gone.is_cancelled()
+        self.flags.is_gone.is_cancelled()
     }
 
     /// Returns the session for a write of the acquisition.
@@ -56,7 +69,7 @@ impl Caller {
 
     /// Notes that a command failed that the outcome of the attempt does not report: a rollback, or a part of a batch.
     pub(crate) fn note_unsettled(&self) {
-        self.is_unsettled.store(true, Relaxed);
+        self.flags.is_unsettled.store(true, Relaxed);
     }
 
     /// Waits for `step`, which sends nothing of the attempt, until the caller drops the attempt.
@@ -64,18 +77,23 @@ impl Caller {
     /// # Errors
     /// Those of the step, or [`Failure::is_cancelled`] when the caller dropped the attempt.
     pub(crate) async fn while_here<T>(&self, step: impl Future<Output = Outcome<T>>) -> Outcome<T> {
-        let outcome = self.is_gone.run_until_cancelled(step).await;
+        let outcome = self.flags.is_gone.run_until_cancelled(step).await;
         outcome.unwrap_or_else(|| Err(Failure::cancelled()))
     }
 }
 
 /// The caller's handle of an attempt. Dropping it before the attempt has ended cancels the attempt.
-pub(crate) struct CallerGuard(Arc<UnsettledAttempts>, Arc<Caller>);
+pub(crate) struct CallerGuard {
+    attempts: Arc<UnsettledAttempts>,
+    owners: Vec<OwnerToken>,
+    caller: Caller,
+}
 
 /// The task's handle of an attempt. The task drops it at its end.
 pub(crate) struct TaskGuard {
     attempts: Arc<UnsettledAttempts>,
-    caller: Arc<Caller>,
+    owners: Vec<OwnerToken>,
+    caller: Caller,
     is_answered: bool,
 }
 
@@ -88,77 +106,75 @@ impl TaskGuard {
 
 impl UnsettledAttempts {
     /// Begins an attempt for these owners.
-    pub(crate) fn begin(self: &Arc<Self>, owners: Vec<OwnerToken>) -> (CallerGuard, TaskGuard, Arc<Caller>) {
-        let caller = Arc::new(Caller {
-            owners,
-            ..Caller::default()
-        });
+    pub(crate) fn begin(self: &Arc<Self>, owners: Vec<OwnerToken>) -> (CallerGuard, TaskGuard, Caller) {
+        let caller = Caller::default();
         let task = TaskGuard {
             attempts: self.clone(),
+            owners: owners.clone(),
             caller: caller.clone(),
             is_answered: false,
         };
-        (CallerGuard(self.clone(), caller.clone()), task, caller)
+        let waiting = CallerGuard {
+            attempts: self.clone(),
+            owners,
+            caller: caller.clone(),
+        };
+        (waiting, task, caller)
     }
 
     /// Whether an attempt of this owner may still take effect.
     pub(crate) fn has(&self, owner: &OwnerToken) -> bool {
-        self.0.lock().contains_key(owner)
+        let unsettled = self.0.lock();
+        unsettled.dropped.contains_key(owner) || unsettled.unanswered.contains_key(owner)
     }
 
-    /// Waits until no dropped attempt of this owner is in progress. Returns those that were not answered.
-    pub(crate) async fn wait_for(&self, owner: &OwnerToken) -> Vec<Arc<Caller>> {
-        let of_owner = || self.0.lock().get(owner).cloned().unwrap_or_default();
-        for attempt in of_owner() {
-            attempt.has_ended.cancelled().await;
-        }
-        of_owner()
+    /// Returns the sessions of this owner's attempts that were not answered.
+    pub(crate) fn unanswered(&self, owner: &OwnerToken) -> Vec<AttemptSession> {
+        self.0.lock().unanswered.get(owner).cloned().unwrap_or_default()
     }
 
-    /// Forgets an attempt: it has ended, and so has its session, or it was answered.
-    pub(crate) fn forget(&self, owner: &OwnerToken, attempt: &Arc<Caller>) {
-        remove(&mut self.0.lock(), owner, attempt);
+    /// Forgets the attempts of this owner that were not answered: their sessions have ended.
+    pub(crate) fn forget(&self, owner: &OwnerToken) {
+        self.0.lock().unanswered.remove(owner);
     }
-}
 
-fn add(unsettled: &mut HashMap<OwnerToken, Vec<Arc<Caller>>>, attempt: &Arc<Caller>) {
-    for owner in &attempt.owners {
-        unsettled.entry(owner.clone()).or_default().push(attempt.clone());
-    }
-}
-
-fn remove(unsettled: &mut HashMap<OwnerToken, Vec<Arc<Caller>>>, owner: &OwnerToken, attempt: &Arc<Caller>) {
-    if let Some(of_owner) = unsettled.get_mut(owner) {
-        of_owner.retain(|other| !Arc::ptr_eq(other, attempt));
-        if of_owner.is_empty() {
-            unsettled.remove(owner);
+    /// Waits until no dropped attempt of this owner is in progress.
+    pub(crate) async fn ended(&self, owner: &OwnerToken) {
+        let attempt = self.0.lock().dropped.get(owner).cloned();
+        if let Some(attempt) = attempt {
+            attempt.cancelled().await;
         }
     }
 }
 
 impl Drop for CallerGuard {
     fn drop(&mut self) {
-        let CallerGuard(attempts, caller) = self;
-        let mut unsettled = attempts.0.lock();
-        if !caller.has_ended.is_cancelled() {
-            caller.is_gone.cancel();
-            add(&mut unsettled, caller);
+        let mut unsettled = self.attempts.0.lock();
+        let Flags { is_gone, has_ended, .. } = &*self.caller.flags;
+        if !has_ended.is_cancelled() {
+            is_gone.cancel();
+            let owners = self.owners.drain(..);
+            unsettled.dropped.extend(owners.map(|owner| (owner, has_ended.clone())));
         }
     }
 }
 
 impl Drop for TaskGuard {
     fn drop(&mut self) {
-        let caller = &self.caller;
         let mut unsettled = self.attempts.0.lock();
+        let Flags {
+            has_ended,
+            is_unsettled,
+            ..
+        } = &*self.caller.flags;
         // Under the lock, so that no caller enters an attempt that has ended.
-        caller.has_ended.cancel();
-        let is_settled = self.is_answered && !caller.is_unsettled.load(Relaxed);
-        for owner in &caller.owners {
-            remove(&mut unsettled, owner, caller);
-        }
-        if !is_settled {
-            add(&mut unsettled, caller);
+        has_ended.cancel();
+        for owner in self.owners.drain(..) {
+            unsettled.dropped.remove(&owner);
+            if !self.is_answered || is_unsettled.load(Relaxed) {
+                let sessions = unsettled.unanswered.entry(owner).or_default();
+                sessions.push(self.caller.session.clone());
+            }
         }
     }
 }
@@ -174,19 +190,19 @@ mod tests {
         let attempts = Arc::new(UnsettledAttempts::default());
         let owner = OwnerToken::fresh();
         let (waiting, mut task, caller) = attempts.begin(vec![owner.clone()]);
-        attempts.wait_for(&owner).await;
+        attempts.ended(&owner).await;
         assert!(!caller.is_gone());
         drop(waiting);
         assert!(attempts.has(&owner) && caller.is_gone());
         let waits = tokio::spawn({
             let (attempts, owner) = (attempts.clone(), owner.clone());
-            async move { attempts.wait_for(&owner).await }
+            async move { attempts.ended(&owner).await }
         });
         tokio::task::yield_now().await;
         assert!(!waits.is_finished());
         task.note(&Ok(()));
         drop(task);
-        assert!(waits.await.unwrap().is_empty());
+        waits.await.unwrap();
         assert!(!attempts.has(&owner));
     }
 
@@ -224,8 +240,8 @@ mod tests {
         assert!(attempts.has(&owner));
     }
 
-    #[tokio::test]
-    async fn an_attempt_without_an_answer_is_kept_until_it_is_forgotten() {
+    #[test]
+    fn an_attempt_without_an_answer_is_kept_until_it_is_forgotten() {
         let attempts = Arc::new(UnsettledAttempts::default());
         let owner = OwnerToken::fresh();
         for outcome in [None, Some(Failure::unanswered(Duration::ZERO))] {
@@ -234,12 +250,8 @@ mod tests {
                 task.note::<()>(&Err(failure));
             }
         }
-        let unanswered = attempts.wait_for(&owner).await;
-        assert_eq!(unanswered.len(), 2);
-        for attempt in unanswered {
-            assert!(attempts.has(&owner));
-            attempts.forget(&owner, &attempt);
-        }
+        assert_eq!(attempts.unanswered(&owner).len(), 2);
+        attempts.forget(&owner);
         assert!(!attempts.has(&owner));
     }
 }

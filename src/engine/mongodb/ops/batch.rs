@@ -10,13 +10,17 @@ use mongodb::bson::Document;
 use crate::engine::mongodb::connection::pool::Class;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::acquire::held;
-use crate::engine::mongodb::ops::acquire_names::POSITIONS;
+use crate::engine::mongodb::ops::acquire_names::NameOutcome;
 use crate::engine::mongodb::ops::attempts::Caller;
 use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::queue::change_stream::StreamUse;
+use crate::engine::mongodb::queue::pipelines;
 use crate::engine::mongodb::{Core, Outcome, documents};
 use crate::engine::{Acquired, Released};
 use crate::model::Claim;
+
+/// The field of an answer with the queue entries of the claims.
+const POSITIONS: &str = "positions";
 
 impl Core {
     /// The engine's `try_acquire_all`.
@@ -55,9 +59,8 @@ impl Core {
             let open = queue.open_stream().await?;
             let (queue, batch) = (queue.clone(), owned(claims));
             let claims = batch.clone();
-            let steps = |core: Arc<Core>, caller: Arc<Caller>| async move {
-                core.acquire_batch(&queue, &batch, open, &caller).await
-            };
+            let steps =
+                |core: Arc<Core>, caller| async move { core.acquire_batch(&queue, &batch, open, &caller).await };
             self.in_attempt(claims, steps).await
         };
         outcomes
@@ -77,15 +80,26 @@ impl Core {
         let first = &claims[0];
         let key = &first.keys()[0];
         let waiter = queue.waiter(queue.known.number(&first.owner), &open);
-        let behind: Vec<&Claim> = claims[1..].iter().map(|claim| &**claim).collect();
-        let id = self.id(key);
-        let attempt = self.acquire_or_enqueue(&id, (first, &behind), caller, Some(waiter), open.clone());
-        let (outcome, document) = attempt.await?;
+        let others = claims[1..].iter().map(|claim| &**claim);
+        let new = others.filter(|claim| queue.known.number(&claim.owner) == 0);
+        let mut steps = pipelines::acquire(first, Some(&waiter));
+        steps.extend(pipelines::enter(new, &waiter));
+        let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
+        let mut fields = documents::waiter_fields(&first.owner);
+        fields.insert(POSITIONS, pipelines::positions_of(&owners));
+        let is_settled = self.is_settled(waiter.number);
+        let document = self
+            .send_attempt(&self.id(key), steps, fields, is_settled, caller)
+            .await?;
+        let document = document.unwrap_or_default();
+        let Some(outcome) = NameOutcome::of(&document, &first.owner, is_settled, open.clone()) else {
+            return Ok(claims.iter().map(|_| None).collect());
+        };
         let positions = positions_in(&document);
         let left = documents::remaining(&document);
         let is_foreign = documents::owner(&document).is_none();
         let mut outcomes = Vec::with_capacity(claims.len());
-        for claim in behind {
+        for claim in &claims[1..] {
             outcomes.push(match positions.get(claim.owner.as_str()) {
                 Some(at) => {
                     queue.enter(claim, key, *at, left, open.clone(), is_foreign);
@@ -114,9 +128,14 @@ impl Core {
     /// # Errors
     /// Those of the writes that end the attempts without an answer.
     pub(crate) async fn end_attempts(&self, claim: &Claim) -> Outcome<()> {
-        for attempt in self.attempts.wait_for(&claim.owner).await {
-            attempt.session.end(&self.pool, self.id(&claim.keys()[0])).await?;
-            self.attempts.forget(&claim.owner, &attempt);
+        self.attempts.ended(&claim.owner).await;
+        let unanswered = self.attempts.unanswered(&claim.owner);
+        if !unanswered.is_empty() {
+            let id = self.id(&claim.keys()[0]);
+            for session in unanswered {
+                session.end(&self.pool, id.clone()).await?;
+            }
+            self.attempts.forget(&claim.owner);
         }
         Ok(())
     }

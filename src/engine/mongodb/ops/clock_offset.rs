@@ -120,6 +120,19 @@ impl ClockOffset {
         };
     }
 
+    /// Makes the last reading an old one.
+    #[cfg(test)]
+    pub(crate) fn forget(&self) {
+        let mut offset = self.0.lock();
+        offset.read_at = offset.read_at - RECENT;
+    }
+
+    /// Replaces the estimate.
+    #[cfg(test)]
+    pub(crate) fn set(&self, reading: ClockReading) {
+        *self.0.lock() = reading.offset();
+    }
+
     /// Whether a timestamp can verify an end with [`MARGIN`]: the server's clock was read recently, and no timestamp refused such an
     /// end within [`SUSPENSION`]. (A server clock that was set back since the reading is not detected.)
     pub(crate) fn allows_margin(&self) -> bool {
@@ -191,19 +204,6 @@ fn local(moment: Moment) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    impl ClockOffset {
-        /// Makes the last reading an old one.
-        pub(crate) fn forget(&self) {
-            let mut offset = self.0.lock();
-            offset.read_at = offset.read_at - RECENT;
-        }
-
-        /// Replaces the estimate.
-        pub(crate) fn set(&self, reading: ClockReading) {
-            *self.0.lock() = reading.offset();
-        }
-    }
 
     const SERVER: i64 = 1_800_000_000_000;
 

@@ -13,6 +13,8 @@
 //! The token of a replica set is `seconds × 10⁶ + increment`. The logical clock of a standalone server starts with the process, so its token
 //! is `seconds × 10⁶ + millisecond × 500 + increment`, and its stamp is marked ([`OF_PROCESS`]).
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 
 use crate::engine::mongodb::fields::{FENCE, HANDED, HOLDER, SINCE};
@@ -51,16 +53,47 @@ pub(crate) enum Clock {
     Process,
 }
 
+/// The clock that the server had when it last drew a stamp.
+pub(crate) struct ServerClock(AtomicBool);
+
+impl ServerClock {
+    pub(crate) fn new(clock: Clock) -> Self {
+        ServerClock(AtomicBool::new(clock == Clock::Cluster))
+    }
+
+    pub(crate) fn get(&self) -> Clock {
+        match self.0.load(Relaxed) {
+            true => Clock::Cluster,
+            false => Clock::Process,
+        }
+    }
+
+    pub(crate) fn set(&self, clock: Clock) {
+        self.0.store(clock == Clock::Cluster, Relaxed);
+    }
+}
+
 impl Stamp {
     /// Returns the update that draws a stamp of this clock.
     pub(crate) fn draw(clock: Clock) -> Document {
-        let mark = if clock == Clock::Process { OF_PROCESS } else { 0 };
-        doc! { "$currentDate": { FENCE: { "$type": "timestamp" }, SINCE: true }, "$set": { HANDED: mark as i32 } }
+        let mut update = doc! { "$currentDate": { FENCE: { "$type": "timestamp" }, SINCE: true } };
+        match clock {
+            Clock::Cluster => update.insert("$unset", doc! { HANDED: "" }),
+            Clock::Process => update.insert("$set", doc! { HANDED: OF_PROCESS as i32 }),
+        };
+        update
     }
 
     /// Returns the update that copies this stamp, which was drawn just now, to the other names of a claim.
     pub(crate) fn copy(&self) -> Document {
-        doc! { "$set": { FENCE: self.tick, SINCE: self.since, HANDED: self.handed as i32 } }
+        let mut set = doc! { FENCE: self.tick, SINCE: self.since };
+        match self.clock() {
+            Clock::Cluster => doc! { "$set": set, "$unset": { HANDED: "" } },
+            Clock::Process => {
+                set.insert(HANDED, OF_PROCESS as i32);
+                doc! { "$set": set }
+            }
+        }
     }
 
     /// Reads the stamp of a document. `None`: it has none (yet).

@@ -27,14 +27,16 @@ const PAGE: u32 = 1000;
 const LIST: &str = "list";
 
 impl Core {
-    /// Reads the holder of a name, and may wait for its token.
-    pub(crate) async fn inspect_one(&self, key: &Key, waits_for_token: bool) -> Outcome<Option<LockInfo>> {
+    /// Reads the holder of a name, and waits for its token.
+    pub(crate) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
         let mut found = self.read(vec![self.id(key)]).await?;
-        if waits_for_token {
-            self.add_tokens(&mut found, |ids| self.read(ids)).await?;
-        }
-        let document = found.first().filter(|document| !document.is_empty());
-        Ok(document.map(|document| documents::info(key.as_str(), document)))
+        self.add_tokens(&mut found, |ids| self.read(ids)).await?;
+        Ok(info_of(key, &found))
+    }
+
+    /// Reads the holder of a name without that wait.
+    pub(crate) async fn inspect_once(&self, key: &Key) -> Outcome<Option<LockInfo>> {
+        Ok(info_of(key, &self.read(vec![self.id(key)]).await?))
     }
 
     /// Returns the owner of a new lease whose token is written later.
@@ -106,7 +108,7 @@ impl Core {
     /// The engine's `list`. Each page has `page_timeout` and a permit of its own, so that a long list does not occupy a
     /// connection.
     pub(crate) async fn list_all(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix())));
+        let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
         let (locks, fields) = (self.locks(), documents::info_fields(self.queue.is_some()));
         let open = self.pool.call(Class::Query, || async move {
             let found = locks.find(filter).projection(fields);
@@ -125,7 +127,7 @@ impl Core {
             }
             for document in page {
                 // Only the engine's own prefix is not a part of the name.
-                let Some(name) = documents::id(&document).and_then(|id| id.strip_prefix(self.prefix())) else {
+                let Some(name) = documents::id(&document).and_then(|id| id.strip_prefix(&self.prefix)) else {
                     continue;
                 };
                 list.push(documents::info(name, &document));
@@ -155,6 +157,11 @@ impl Core {
             Err(_) => Err(EngineError::no_answer(ENGINE, &self.address, LIST, limit)),
         }
     }
+}
+
+fn info_of(key: &Key, found: &[Document]) -> Option<LockInfo> {
+    let document = found.first().filter(|document| !document.is_empty())?;
+    Some(documents::info(key.as_str(), document))
 }
 
 /// Returns the next page: the documents that the driver has fetched, or those of one request. Empty: the list has ended.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use mongodb::bson::{Bson, Document, doc};
+use mongodb::options::ReturnDocument;
 
 use crate::engine::Released;
 use crate::engine::mongodb::connection::session::journaled;
@@ -58,7 +59,19 @@ impl Core {
                 return Ok(1);
             }
         }
-        queue.end(ids, &[claim.owner.as_str()], held, claim.fence).await
+        let owners = [claim.owner.as_str()];
+        let left = self
+            .releases()
+            .find_one_and_update(held, pipelines::release(&owners, &queue.process, claim.fence))
+            .return_document(ReturnDocument::After)
+            .projection(doc! { OWNER: 1 })
+            .write_concern(journaled())
+            .await?;
+        let Some(left) = left else { return Ok(0) };
+        if left.get_str(OWNER).is_ok_and(|owner| owner.ends_with(pipelines::FREED)) {
+            self.delete(ids, pipelines::marked_freed(ids, &owners)).await?;
+        }
+        Ok(1)
     }
 
     async fn delete(&self, ids: &[String], filter: Document) -> Outcome<u64> {

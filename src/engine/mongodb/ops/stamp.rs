@@ -5,7 +5,6 @@ use mongodb::options::ReturnDocument;
 
 use crate::clock::Moment;
 use crate::engine::Renewed;
-use crate::engine::mongodb::connection::clock::read_clock;
 use crate::engine::mongodb::connection::session::Session;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
@@ -46,7 +45,7 @@ impl Core {
         if let [Unstamped { stamp: Some(first), .. }, others @ ..] = names
             && others.iter().all(|other| other.stamp == Some(*first))
             && first.hand_offs() < MAX_HAND_OFFS
-            && first.clock() == *self.clock.lock()
+            && first.clock() == self.clock.get()
             && first.fence().is_some()
         {
             // Handed off, or granted by an earlier attempt whose answer was lost: the same token. The renewal gives the stamp
@@ -60,8 +59,7 @@ impl Core {
         }
         let ids = self.ids(claim);
         if names.iter().all(|name| name.needs_no_stamp) {
-            let read = || read_clock(self.pool.connected().client.database("admin"));
-            let reading = self.reading.next(read).await?;
+            let reading = self.reading.next(&self.pool).await?;
             self.clock_offset.update(reading);
             let is_granted = self.correct_ends(claim, &ids, names, reading).await?;
             return Ok(is_granted.then_some(Fence::NONE));
@@ -97,7 +95,7 @@ impl Core {
 
     /// Draws the stamp of a document, and finds out which clock drew it. `None`: the document has changed.
     async fn draw_stamp(&self, unchanged: Document, caller: &Caller) -> Outcome<Option<(Stamp, ClockReading, Clock)>> {
-        let clock = *self.clock.lock();
+        let clock = self.clock.get();
         let mut session = caller.session(&self.pool).await?;
         let Session { connected, session } = &mut *session;
         let sent = Moment::now();
@@ -115,7 +113,7 @@ impl Core {
         let is_of_cluster = session.operation_time().is_some_and(|time| time >= stamp.tick);
         let drawn_by = if is_of_cluster { Clock::Cluster } else { Clock::Process };
         if drawn_by != clock {
-            *self.clock.lock() = drawn_by;
+            self.clock.set(drawn_by);
             tracing::warn!(
                 address = self.address,
                 ?drawn_by,

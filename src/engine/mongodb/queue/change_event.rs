@@ -17,8 +17,8 @@ pub(crate) enum Change {
     Granted { id: String, grant: Grant },
     /// A name may be free after this time: that of a minimum hold, or of a hand-off to a waiter of another process.
     Check { id: String, after: Duration },
-    /// The stream was opened: earlier events may be lost, and be those of an earlier primary.
-    Opened,
+    /// The stream had a gap: events may be lost.
+    Gap,
 }
 
 /// Returns what an event of the stream means for waiters of `process`. `None`: nothing.

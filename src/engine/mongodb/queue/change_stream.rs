@@ -7,8 +7,11 @@
 //! The stream has no deletions: the next heartbeat finds them (`queue/mod.rs`).
 //!
 //! # Gaps
-//! The driver resumes a broken stream once. When a stream is opened, a heartbeat for all names shows what lost events would have shown.
+//! The driver resumes a broken stream once. After a gap a heartbeat for all names shows what the lost events would have shown.
 //! When another member is elected, the stream is opened there at once: the old primary may hang.
+
+#[cfg(test)]
+mod testing;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +69,8 @@ struct Shared {
     /// The name of this process in the queues.
     process: String,
     deliver: Deliver,
+    /// The last election of a primary.
+    election: watch::Receiver<Option<ObjectId>>,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
     /// Ends the delay between two attempts.
@@ -74,10 +79,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counts the current uses of the stream by its clones.
-    uses: Arc<()>,
-    /// Whether a use began since the last check.
-    was_used: bool,
+    /// Number of current uses of the stream, and of all uses so far.
+    uses: usize,
+    all_uses: u64,
     /// The stream's task. `None`: it does not run.
     task: Option<AbortHandle>,
     /// The end of the time without another request, and the server's refusal.
@@ -111,7 +115,8 @@ impl Shared {
         let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
         loop {
             attempt += 1;
-            let mut election = self.pool.monitor.election();
+            let mut election = self.election.clone();
+            election.mark_unchanged();
             let opened = tokio::select! {
                 opened = self.open() => opened,
                 // The server may hang.
@@ -122,9 +127,10 @@ impl Shared {
                     let opened = Instant::now();
                     let _connection = self.pool.use_for_stream();
                     self.state.lock().refused = None;
-                    // Before a waiter reads the primary's clock.
-                    (self.deliver)(Change::Opened);
                     self.publish(Phase::Open);
+                    if attempt > 1 {
+                        (self.deliver)(Change::Gap);
+                    }
                     if self.deliver_changes(stream, election).await {
                         return;
                     }
@@ -155,14 +161,11 @@ impl Shared {
         mut stream: ChangeStream<Document>,
         mut election: watch::Receiver<Option<ObjectId>>,
     ) -> bool {
+        let mut uses = self.state.lock().all_uses;
         let mut check = tokio::time::interval(LINGER);
         check.reset();
         loop {
             tokio::select! {
-                biased;
-                // The old primary may hang, and a request of the stream with it. An event of the next primary is not delivered before
-                // the stream is opened again, because the clock is still that of the old one (`primary_clock.rs`).
-                Ok(()) = election.changed() => return false,
                 event = stream.next() => match event {
                     Some(Ok(event)) => {
                         if let Some(change) = change_of(&event, &self.process) {
@@ -176,11 +179,14 @@ impl Shared {
                         return false;
                     }
                 },
+                // The old primary may hang, and a request of the stream with it.
+                Ok(()) = election.changed() => return false,
                 _ = check.tick() => {
-                    let was_used = std::mem::take(&mut self.state.lock().was_used);
-                    if !was_used && self.end_if_unused() {
+                    let last = self.state.lock().all_uses;
+                    if last == uses && self.end_if_unused() {
                         return true;
                     }
+                    uses = last;
                 }
             }
         }
@@ -189,7 +195,7 @@ impl Shared {
     /// Ends the task if the stream has no uses. The next use starts a new task.
     fn end_if_unused(&self) -> bool {
         let mut state = self.state.lock();
-        let is_unused = Arc::strong_count(&state.uses) == 1;
+        let is_unused = state.uses == 0;
         if is_unused {
             state.task = None;
             // Under the lock: the next use must not read the old phase.
@@ -201,12 +207,19 @@ impl Shared {
 }
 
 impl Watcher {
-    pub(crate) fn new(pool: Arc<Pool>, process: &str, index: Arc<TtlIndex>, deliver: Deliver) -> Self {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        process: &str,
+        election: watch::Receiver<Option<ObjectId>>,
+        index: Arc<TtlIndex>,
+        deliver: Deliver,
+    ) -> Self {
         Watcher(Arc::new(Shared {
             pool,
             index,
             process: process.to_owned(),
             deliver,
+            election,
             state: Mutex::default(),
             phase: watch::Sender::new(Phase::Closed),
             attempt_now: Notify::new(),
@@ -247,11 +260,12 @@ impl Watcher {
         if let Some((_, failure)) = state.refused.as_ref().filter(|(until, _)| Instant::now() < *until) {
             return Err(failure.clone());
         }
-        state.was_used = true;
+        state.uses += 1;
+        state.all_uses += 1;
         if state.task.is_none() {
             state.task = Some(tokio::spawn(self.0.clone().run().boxed()).abort_handle());
         }
-        Ok(StreamUse(state.uses.clone()))
+        Ok(StreamUse(Arc::new(InUse(self.0.clone()))))
     }
 
     /// Whether the server has refused the last stream.
@@ -278,26 +292,12 @@ impl Drop for Watcher {
 
 /// Keeps the stream open, or has it opened again, until all of its clones are dropped.
 #[derive(Clone)]
-pub(crate) struct StreamUse(#[expect(dead_code, reason = "its clones are counted")] Arc<()>);
+pub(crate) struct StreamUse(#[expect(dead_code, reason = "its drop ends the use")] Arc<InUse>);
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+struct InUse(Arc<Shared>);
 
-    impl Watcher {
-        pub(crate) fn refuse(&self, failure: Failure) {
-            self.0.state.lock().refused = Some((Instant::now() + REFUSAL, failure));
-        }
-
-        pub(crate) fn is_open(&self) -> bool {
-            matches!(*self.0.phase.borrow(), Phase::Open)
-        }
-
-        /// Makes every opening of the stream wait from now on. A stream that is open loses its events.
-        pub(crate) fn hang(&self) {
-            let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
-            let before = self.0.state.lock().task.replace(task);
-            before.iter().for_each(AbortHandle::abort);
-        }
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.state.lock().uses -= 1;
     }
 }

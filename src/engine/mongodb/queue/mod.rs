@@ -13,7 +13,7 @@
 //! (`engine/hand_off/`). The event is delivered after the majority has the write, so no grant is announced before it is durable.
 //! Reservations take the place of grants where one is not possible (`hand_off.rs`); the last token is in the document, so they need no
 //! stamp. A program that deletes the document, or the TTL monitor, deletes the queue with it. The next heartbeat shows that: the first
-//! waiter of the process makes an attempt, the others 50 ms later, and all return with their numbers. While a gist process holds
+//! waiter of the process makes an attempt within 50 ms, the others up to 50 ms later, and all return with their numbers. While a gist process holds
 //! the name, the first waiter polls.
 
 pub(super) mod change_event;
@@ -30,14 +30,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{FutureExt, TryStreamExt};
+use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
+use tokio::sync::watch;
 
 use crate::clock::Moment;
 use crate::engine::local_waiters::{self, LocalWaiters};
 use crate::engine::mongodb::connection::pool::{Class, Pool};
 use crate::engine::mongodb::connection::session::journaled;
-use crate::engine::mongodb::fields::OWNER;
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
 use crate::engine::mongodb::queue::hand_off::Grant;
@@ -49,24 +50,35 @@ use crate::engine::mongodb::{Outcome, documents};
 use crate::engine::{HandOff, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken};
 
-/// The head start of the first waiter over the others of its process, when a name is free and its queue is gone.
-const HEAD_START: Duration = Duration::from_millis(50);
+/// The head start of a waiter over the next one, when a name is free and its queue is gone.
+const HEAD_START: Duration = Duration::from_millis(5);
+/// Maximum number of head starts for waiters of other processes, and for those of its own.
+const MAX_HEAD_STARTS: u32 = 10;
 
 /// The waiters of one engine.
 pub(crate) struct Queue {
     pool: Arc<Pool>,
+    prefix: String,
     /// The name of this engine in the queues: random, hexadecimal.
     pub(crate) process: String,
     /// The waiters, and for each name the use of the stream.
     pub(crate) known: Arc<LocalWaiters<Option<StreamUse>>>,
     pub(crate) watcher: Watcher,
+    store_timeout: Duration,
     /// Whether a hand-off may grant a claim. Not on a sharded cluster: each router sets `$$NOW` by its own clock.
     pub(crate) takes_grants: bool,
     pub(crate) clock: PrimaryClock,
 }
 
 impl Queue {
-    pub(crate) fn new(pool: Arc<Pool>, index: Arc<TtlIndex>, takes_grants: bool) -> Arc<Self> {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        prefix: String,
+        store_timeout: Duration,
+        election: watch::Receiver<Option<ObjectId>>,
+        index: Arc<TtlIndex>,
+        takes_grants: bool,
+    ) -> Arc<Self> {
         let process = format!("{:016x}", fastrand::u64(..));
         Arc::new_cyclic(|queue: &std::sync::Weak<Queue>| {
             let queue = queue.clone();
@@ -76,11 +88,13 @@ impl Queue {
                 }
             });
             Queue {
-                clock: PrimaryClock::new(),
-                watcher: Watcher::new(pool.clone(), &process, index, deliver),
+                clock: PrimaryClock::new(election.clone()),
+                watcher: Watcher::new(pool.clone(), &process, election, index, deliver),
                 pool,
+                prefix,
                 process,
                 known: Arc::new(LocalWaiters::new()),
+                store_timeout,
                 takes_grants,
             }
         })
@@ -137,7 +151,7 @@ impl Queue {
                     self.known.set_lease_end(&key, Some(after));
                 }
             }
-            Change::Opened => {
+            Change::Gap => {
                 self.clock.forget();
                 let names = self.known.names();
                 if !names.is_empty() {
@@ -147,12 +161,15 @@ impl Queue {
         }
     }
 
-    /// Wakes the waiters of a name whose queue is gone: the first one, and the others a little later.
+    /// Wakes the waiters of a name whose queue is gone: the first one after a head start for each waiter of other processes ahead of
+    /// it, the others a little later.
     fn wake_in_order(self: &Arc<Self>, key: &Key) {
-        self.known.wake_first(key);
+        let ahead = u32::try_from(self.known.ahead(key)).unwrap_or(u32::MAX);
         let (queue, key) = (self.clone(), key.clone());
         tokio::spawn(FutureExt::boxed(async move {
-            tokio::time::sleep(HEAD_START).await;
+            tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
+            queue.known.wake_first(&key);
+            tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
             queue.known.wake(&key);
         }));
     }
@@ -188,12 +205,11 @@ impl Queue {
     }
 
     fn id(&self, key: &Key) -> String {
-        format!("{}{key}", self.pool.config().prefix)
+        format!("{}{key}", self.prefix)
     }
 
     fn key(&self, id: &str) -> Option<Key> {
-        let name = id.strip_prefix(&self.pool.config().prefix)?;
-        Key::new(name).ok()
+        id.strip_prefix(&self.prefix).and_then(|name| Key::new(name).ok())
     }
 
     /// Removes a waiter that this process does not have: its position outlived it. `grant`: the grant that it got. (If the waiter
@@ -208,7 +224,7 @@ impl Queue {
             let ending = queue.clone();
             let removal = || async move { ending.end(&[id], &[owner.as_str()], waited_for, None).await };
             let removal = queue.pool.call(Class::Release, removal);
-            let outcome = tokio::time::timeout(queue.pool.config().timeout, removal).await;
+            let outcome = tokio::time::timeout(queue.store_timeout, removal).await;
             if !matches!(outcome, Ok(Ok(_))) {
                 // Until its reservation or liveness ends, the other waiters wait longer.
                 tracing::debug!(?outcome, "an unknown waiter could not be removed");
@@ -234,30 +250,26 @@ impl Queue {
     ) -> Outcome<u64> {
         let locks = self.pool.releases();
         let steps = pipelines::release(owners, &self.process, last);
-        let marked = pipelines::marked_freed(ids, owners);
-        if ids.len() > 1 {
-            let ended = locks.update_many(filter, steps).write_concern(journaled()).await?;
-            locks.delete_many(marked).await?;
-            return Ok(ended.matched_count);
-        }
-        // Commands that the driver retries after a failover.
-        let update = locks
-            .find_one_and_update(filter, steps)
-            .return_document(ReturnDocument::After)
-            .projection(doc! { OWNER: 1 });
-        let left = update.write_concern(journaled()).await?;
+        // For one name commands that the driver retries after a failover.
+        let update = match ids.len() {
+            1 => locks.update_one(filter, steps),
+            _ => locks.update_many(filter, steps),
+        };
+        let ended = update.write_concern(journaled()).await?.matched_count;
         // Even without a match: an earlier call may have ended after it marked a document.
-        if left.as_ref().is_none_or(pipelines::is_marked_freed) {
-            locks.delete_one(marked).await?;
-        }
-        Ok(u64::from(left.is_some()))
+        let marked = pipelines::marked_freed(ids, owners);
+        match ids.len() {
+            1 => locks.delete_one(marked).await?,
+            _ => locks.delete_many(marked).await?,
+        };
+        Ok(ended)
     }
 
     /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
     fn send_heartbeat(self: &Arc<Self>, names: Vec<Key>) {
         let queue = self.clone();
         tokio::spawn(FutureExt::boxed(async move {
-            let outcome = tokio::time::timeout(queue.pool.config().timeout, queue.heartbeat(&names)).await;
+            let outcome = tokio::time::timeout(queue.store_timeout, queue.heartbeat(&names)).await;
             if !matches!(outcome, Ok(Ok(()))) {
                 // The waiters' own attempts report the failure, within their deadlines.
                 tracing::debug!(?outcome, "the heartbeat of the waiters failed");
@@ -303,6 +315,7 @@ impl Queue {
                         self.known.notify(&owner);
                     }
                     self.known.set_lease_end(key, documents::remaining(document));
+                    self.known.set_ahead(key, documents::ahead(document));
                 }
                 // The store has no waiters of this process for the name any more.
                 None => self.wake_in_order(key),

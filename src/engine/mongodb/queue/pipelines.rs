@@ -21,13 +21,15 @@ use mongodb::bson::{Bson, Document, doc};
 use super::expressions::{changed, entries, first, is_live, is_missing, literal, with};
 use super::hand_off::{self, Grant, hold};
 use crate::engine::mongodb::documents::{self, from_now, millis};
-use crate::engine::mongodb::fields::{END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED};
+use crate::engine::mongodb::fields::{
+    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED,
+};
 use crate::engine::mongodb::ops::fence::Stamp;
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, OwnerToken};
 
 /// Suffix of the owner of a document that is about to be deleted. No owner token ends with it.
-const FREED: &str = "-freed";
+pub(crate) const FREED: &str = "-freed";
 
 /// The field of an answer with the owners of the waiters.
 const OWNERS: &str = "owners";
@@ -156,7 +158,10 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     };
     let inserted = match waiter.number {
         0 => {
-            doc! { "$concatArrays": ["$$queue", [entry(next_number().into())]] }
+            let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
+            // `$add` of a missing value is null, which `$max` ignores.
+            let behind = doc! { "$add": [{ "$max": "$$queue.at" }, 1_i64] };
+            doc! { "$concatArrays": ["$$queue", [entry(doc! { "$max": [micros, behind] }.into())]] }
         }
         number => {
             let number = number as i64;
@@ -171,14 +176,6 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     let is_full = doc! { "$gte": [{ "$size": "$$queue" }, LONGEST_QUEUE] };
     let inserted = doc! { "$cond": [is_full, "$$queue", inserted] };
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
-}
-
-/// Returns the number of the next waiter.
-fn next_number() -> Document {
-    let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
-    // `$add` of a missing value is null, which `$max` ignores.
-    let behind = doc! { "$add": [{ "$max": "$$queue.at" }, 1_i64] };
-    doc! { "$max": [micros, behind] }
 }
 
 /// Returns what a hand-off writes of the holder. `None`: a hand-off cannot grant the claim its name.
@@ -201,6 +198,8 @@ pub(crate) fn enter<'c>(claims: impl Iterator<Item = &'c Claim>, waiter: &Waiter
         { "$not": [{ "$in": ["$$e.owner", "$$queue.owner"] }] },
         { "$ne": ["$$e.owner", format!("${OWNER}")] },
     ] };
+    let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
+    let behind = doc! { "$add": [{ "$max": "$$queue.at" }, 1_i64] };
     let room = doc! { "$max": [0, { "$subtract": [LONGEST_QUEUE, { "$size": "$$queue" }] }] };
     let positions = doc! { "$map": { "input": { "$slice": ["$$new", room] }, "as": "e", "in": {
         "owner": "$$e.owner",
@@ -213,27 +212,37 @@ pub(crate) fn enter<'c>(claims: impl Iterator<Item = &'c Claim>, waiter: &Waiter
     let variables = vec![
         ("queue", alive(remembered(all()), waiter.process).into()),
         ("new", entries(doc! { "$literal": new }, is_new)),
-        ("first", next_number().into()),
+        ("first", doc! { "$max": [micros, behind] }.into()),
     ];
     let queue = doc! { "$concatArrays": ["$$queue", positions] };
     replace_with(with(variables, doc! { "$mergeObjects": ["$$ROOT", { QUEUE: queue }] }))
 }
 
-/// Returns the projection of the entries of these claims, for an answer to [`enter`].
-pub(crate) fn positions_of(claims: &[&Claim]) -> Bson {
-    let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
+/// Returns the projection of the entries of these owners, for an answer to [`enter`].
+pub(crate) fn positions_of(owners: &[&str]) -> Bson {
     entries(all(), doc! { "$in": ["$$e.owner", owners] })
 }
 
-/// Returns the projection of an owner's number, which is missing without a position.
-pub(crate) fn position(owner: &OwnerToken) -> Document {
-    let position = doc! { "$cond": [{ "$eq": ["$$mine", []] }, "$$REMOVE", { "$min": "$$mine.at" }] };
-    with(vec![("mine", entries(all(), is(owner)))], position)
+/// Returns the projections of an owner's number (missing without a position) and of the number of live waiters ahead of it.
+pub(crate) fn position(owner: &OwnerToken) -> (Document, Document) {
+    let number = doc! { "$min": "$$mine.at" };
+    let of = |result: Document| with(vec![("mine", entries(all(), is(owner)))], result);
+    let position = doc! { "$cond": [{ "$eq": ["$$mine", []] }, "$$REMOVE", number.clone()] };
+    (of(position), of(ahead_of(number)))
 }
 
 /// Returns the projection of the number of live waiters.
 pub(crate) fn waiting() -> Document {
     doc! { "$size": entries(all(), is_live()) }
+}
+
+/// Returns the number of live waiters with a smaller number.
+fn ahead_of(number: Document) -> Document {
+    let earlier = doc! { "$and": [{ "$lt": ["$$e.at", "$$number"] }, is_live()] };
+    with(
+        vec![("number", number.into())],
+        doc! { "$size": entries(all(), earlier) },
+    )
 }
 
 /// Returns the whole queue. A field of this name with other content counts as absent: another tool may have written it.
@@ -305,11 +314,6 @@ pub(crate) fn release(owners: &[&str], process: &str, last: Option<Fence>) -> Ve
     replace_with(with(variables, result))
 }
 
-/// Whether a document is marked for deletion.
-pub(crate) fn is_marked_freed(document: &Document) -> bool {
-    documents::owner(document).is_some_and(|owner| owner.ends_with(FREED))
-}
-
 /// Returns the filter of the documents of these names that these owners marked for deletion.
 pub(crate) fn marked_freed(ids: &[String], owners: &[&str]) -> Document {
     let freed: Vec<String> = owners.iter().map(|owner| format!("{owner}{FREED}")).collect();
@@ -360,11 +364,13 @@ pub(crate) fn heartbeat(process: &str) -> Vec<Document> {
     replace_with(with(variables, result))
 }
 
-/// Returns the projection of a heartbeat: the reservation or the grant, the end of the lease, and the waiters of the process.
+/// Returns the projection of a heartbeat: the reservation or the grant, the end of the lease, the waiters of the process, and the
+/// number of waiters ahead of them.
 pub(crate) fn heartbeat_fields(process: &str) -> Document {
     let ours = entries(all(), doc! { "$eq": ["$$e.process", literal(process)] });
-    let owners = doc! { "$map": { "input": ours, "as": "e", "in": "$$e.owner" } };
-    doc! { RESERVED: 1, GRANTED: 1, END: documents::end(), NOW: "$$NOW", OWNERS: owners }
+    let owners = doc! { "$map": { "input": ours.clone(), "as": "e", "in": "$$e.owner" } };
+    let ahead = with(vec![("ours", ours)], ahead_of(doc! { "$min": "$$ours.at" }));
+    doc! { RESERVED: 1, GRANTED: 1, END: documents::end(), NOW: "$$NOW", OWNERS: owners, AHEAD: ahead }
 }
 
 /// Reads the waiters of the process from an answer to [`heartbeat_fields`].

@@ -397,7 +397,7 @@ async fn a_heartbeat_finds_a_grant_whose_event_was_lost() {
         queue.watcher.hang();
         release(&ours, &holder).await;
         // The next heartbeat may come at the end of the hand-off, after 2 s.
-        queue.deliver(Change::Opened);
+        queue.deliver(Change::Gap);
         notified(&mut changes).await;
         assert_eq!(changes.take_hand_off(), None);
         // Where the machine stood still, the hand-off has ended, and the heartbeat reserves the name for the second.

@@ -2,16 +2,16 @@
 
 use std::sync::LazyLock;
 
-use mongodb::options::{ClientOptions, ServerAddress};
+use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress, WriteConcern};
 
 use super::queue::{hold, notified, release, two, wait, waiting};
 use super::*;
-use crate::engine::EngineExt;
 use crate::engine::contract::refs;
 use crate::engine::mongodb::config::ClientSettings;
 use crate::engine::mongodb::connection::openings::OpenConnections;
-use crate::engine::mongodb::connection::pool::{Class, Pool};
+use crate::engine::mongodb::connection::pool::{Class, Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+use crate::engine::{EngineExt, TlsFiles};
 
 /// The name of attempts without a claim.
 static NAME: LazyLock<Key> = LazyLock::new(|| key("n"));
@@ -22,14 +22,19 @@ fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
         .hosts(vec![ServerAddress::parse("127.0.0.1:1").unwrap()])
         .build();
     let monitor = ServerMonitor::new(&options);
-    let of_store = Settings {
-        store_timeout,
-        ..Settings::default()
+    let settings = ClientSettings {
+        options,
+        tls: TlsFiles::default(),
     };
-    let config = MongodbConfig::parse("mongodb://127.0.0.1:1", &of_store).unwrap();
-    let settings = ClientSettings { options, config };
     let client = settings.client().unwrap();
-    Pool::new(client, settings, monitor, (size, OpenConnections::of(size)))
+    let namespace = Namespace {
+        database: "d".into(),
+        collection: "c".into(),
+        options: CollectionOptions::default(),
+        release_concern: WriteConcern::default(),
+    };
+    let size = (size, OpenConnections::of(size));
+    Pool::new(client, settings, namespace, monitor, size, store_timeout)
 }
 
 /// Waiters make attempts together after a heartbeat failed, or after the collection was dropped. Even where all of them were
