@@ -128,12 +128,22 @@ impl LocalEntries {
             let _ = self.watches.send(Watch::Open(key.clone()));
             Name::default()
         });
-        // A grant that was reported is not reported again.
-        name.waiters.entry(id).or_insert_with(|| Entered {
-            owner: owner.clone(),
-            position,
-            is_known: false,
-        });
+        // A grant that was reported is not reported again, unless the entry was created again.
+        let is_same = |entered: &&Entered| entered.position == position;
+        let is_known = name
+            .waiters
+            .get(&id)
+            .filter(is_same)
+            .is_some_and(|entered| entered.is_known);
+        let owner = owner.clone();
+        name.waiters.insert(
+            id,
+            Entered {
+                owner,
+                position,
+                is_known,
+            },
+        );
         name.report(&self.grants);
     }
 

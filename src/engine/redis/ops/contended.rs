@@ -1,4 +1,4 @@
-//! Names about which something holds for a while: those that were busy a moment ago.
+//! Names that expire: those that were busy a moment ago.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,11 +13,11 @@ const RECENT: Duration = Duration::from_secs(2);
 /// The largest number of names. Beyond it, no more are recorded.
 const MOST_RECENT: usize = 1000;
 
-/// Names, each until a moment.
+/// Names with the moments of their ends.
 #[derive(Default)]
-pub(in super::super) struct RecentNames(Mutex<HashMap<Key, Moment>>);
+pub(in super::super) struct ExpiringNames(Mutex<HashMap<Key, Moment>>);
 
-impl RecentNames {
+impl ExpiringNames {
     fn names(&self) -> MutexGuard<'_, HashMap<Key, Moment>> {
         self.0.lock()
     }
@@ -41,7 +41,7 @@ impl RecentNames {
 
 /// The names that were busy a moment ago.
 #[derive(Default)]
-pub(in super::super) struct Contended(RecentNames);
+pub(in super::super) struct Contended(ExpiringNames);
 
 impl Contended {
     /// Records that a name was busy.

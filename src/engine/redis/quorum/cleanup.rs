@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Quorum;
 use super::acquire::request_lifetime::RequestLifetime;
@@ -56,6 +57,8 @@ struct Entry {
     /// The number of repeats that were scheduled.
     repeats: usize,
     ends: Moment,
+    /// A close waits for the first attempt of the removal, unless the node does not answer.
+    urgent: Option<TaskTrackerToken>,
 }
 
 /// The list of one node.
@@ -114,6 +117,7 @@ impl Quorum {
             remains,
             repeats: 0,
             ends: Moment::now() + claim.ttl.duration().max(KEPT),
+            urgent: Some(self.urgent.token()),
         };
         list.push(Moment::now(), entry);
         let is_served = std::mem::replace(&mut list.is_served, true);
@@ -164,6 +168,7 @@ async fn serve(quorum: Arc<Quorum>, node: usize) {
         {
             let mut list = cleanup.list.lock();
             for (mut entry, is_confirmed) in batch.into_iter().zip(confirmed) {
+                entry.urgent = None;
                 if !is_confirmed && !entry.ends.is_past() {
                     list.push(Moment::now(), entry);
                 } else if is_confirmed
@@ -173,6 +178,9 @@ async fn serve(quorum: Arc<Quorum>, node: usize) {
                     entry.repeats += 1;
                     list.push(Moment::now() + *pause, entry);
                 }
+            }
+            if has_failed {
+                list.entries.values_mut().for_each(|entry| entry.urgent = None);
             }
         }
         if has_failed {

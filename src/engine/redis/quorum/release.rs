@@ -113,7 +113,7 @@ struct Release {
 
 impl Release {
     /// Releases the names on a node. Without an answer it adds the release to the node's clean-up list, which sends it until the node
-    /// answers. No close waits for that.
+    /// answers. A close waits for the first attempt of that.
     async fn send(self: Arc<Self>, index: usize) -> Answer<i64> {
         let node = &self.quorum.nodes[index];
         if self.until.is_past() {
@@ -121,17 +121,14 @@ impl Release {
         } else {
             node.link.write_records();
         }
-        let answer = match self.send_in_batch(node).await {
-            Ok(None) => {
-                let call = self.quorum.release_call(&self.claim, self.until);
-                let alone = Box::pin(node.run(&RELEASE, &call));
-                match tokio::time::timeout(self.quorum.node_timeout, alone).await {
-                    Ok(answer) => Some(answer.and_then(|answer| number(&answer))),
-                    Err(_) => None,
-                }
+        let answer = async {
+            if let Some(answer) = self.send_in_batch(node).await? {
+                return Ok(answer);
             }
-            answer => answer.transpose(),
+            let call = self.quorum.release_call(&self.claim, self.until);
+            number(&Box::pin(node.run(&RELEASE, &call)).await?)
         };
+        let answer = tokio::time::timeout(self.quorum.node_timeout, answer).await.ok();
         if let Some(answer) = &answer {
             node.script_answered(answer);
         }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::engine::redis::ops::contended::RecentNames;
+use crate::engine::redis::ops::contended::ExpiringNames;
 use crate::model::Key;
 
 /// The shortest pause after a release: the waiters wait for the messages of a majority, and their processes may be busy.
@@ -16,7 +16,7 @@ const LONGEST: Duration = Duration::from_millis(500);
 
 /// The names that this service has released while other services waited for them, and until when it makes no attempt.
 #[derive(Default)]
-pub(super) struct Turns(RecentNames);
+pub(super) struct Turns(ExpiringNames);
 
 impl Turns {
     /// Records a release that took `round_trip`, while other services waited.

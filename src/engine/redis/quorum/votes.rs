@@ -6,9 +6,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::time::Instant;
 
 use super::Quorum;
@@ -66,6 +66,10 @@ impl<T: Send + 'static> Votes<T> {
         let mut first_decision = None;
         let mut timeout = pin!(tokio::time::sleep_until(end));
         loop {
+            // All answers that have arrived count together, also where this is polled late.
+            while let Some(Some((position, answer))) = self.pending.next().now_or_never() {
+                self.answers[position] = answer;
+            }
             let decision = judge(&self.answers);
             if let Some((_, grace)) = decision {
                 end = end.min(*first_decision.get_or_insert_with(Instant::now) + grace);
@@ -271,6 +275,15 @@ mod tests {
         assert_eq!(answered.load(Relaxed), 2);
         tokio::time::sleep(LIMIT * 6).await;
         assert_eq!(answered.load(Relaxed), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_that_arrived_before_a_late_poll_count_together() {
+        let (mut votes, _) = votes([LIMIT / 2, LIMIT / 2, NEVER]);
+        let mut deciding = Box::pin(votes.decide(LIMIT, judged));
+        assert!(futures_util::poll!(&mut deciding).is_pending());
+        tokio::time::advance(LIMIT * 2).await;
+        assert_eq!(deciding.await, Some(true));
     }
 
     #[tokio::test(start_paused = true)]

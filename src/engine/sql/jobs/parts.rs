@@ -22,7 +22,9 @@ impl Receiver {
     pub(super) async fn have_jobs(&mut self, parts: [bool; 3]) -> bool {
         let [changes, reads, attempts] = parts;
         for part in [&mut self.renewals, &mut self.releases, &mut self.reads] {
-            part.shrink_to(KEPT);
+            if part.len() <= KEPT {
+                part.shrink_to(KEPT);
+            }
         }
         loop {
             while let Ok(arrival) = self.arrivals.try_recv() {

@@ -29,7 +29,7 @@ use super::worker::LockedNames;
 use crate::clock::Moment;
 use crate::engine::core::ledger::StoredName;
 use crate::engine::sql::Page;
-use crate::engine::sql::failure::Kind;
+use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::jobs::{ATTEMPTS, CHANGES, Job, READS, Receiver, Sender, StartState};
 use crate::event_loop::{Task, unless_it_panics};
 use crate::model::{Claim, Key, OwnerToken};

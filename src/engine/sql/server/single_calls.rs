@@ -13,7 +13,7 @@ use crate::engine::core::ledger::{Notification, StoredName};
 use crate::engine::sql::jobs::Job;
 use crate::engine::sql::{Lease, Page};
 use crate::engine::{Acquired, Released, Renewed};
-use crate::model::{Claim, Fence, LockInfo, OwnerToken, Ttl};
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
 /// An attempt for one name.
 pub(in crate::engine::sql) type Attempt = (StoredName, Arc<Claim>);

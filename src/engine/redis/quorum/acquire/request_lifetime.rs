@@ -35,7 +35,7 @@ impl RequestLifetime {
         self.ended.is_cancelled()
     }
 
-    /// Whether it has ended with a release, which every node receives on its current connection.
+    /// Whether it has ended with a release, which is sent on the current connection to each node.
     pub(in super::super) fn is_released(&self) -> bool {
         self.is_released.load(SeqCst)
     }

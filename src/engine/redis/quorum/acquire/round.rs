@@ -226,7 +226,8 @@ impl Round {
         tokio::select! {
             biased;
             () = has_ended => {
-                if is_sent.load(Relaxed) {
+                // Plain commands before it may have left a vote.
+                if is_sent.load(Relaxed) || self.requests[index].is_plain {
                     self.roll_back_later(index);
                 }
                 None
