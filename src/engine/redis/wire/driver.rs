@@ -75,7 +75,7 @@ impl State {
     /// Writes the output, as far as the socket takes it, without the requests of callers that left.
     pub(super) fn write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if std::mem::take(&mut self.has_left) {
-            // The requests of this tick, too: the next write would not look for them again.
+            // The requests of this tick, too: the next write would not search for them again.
             self.seal();
             self.remove_unsent().map_err(io::Error::other)?;
         }
