@@ -41,7 +41,7 @@ pub(super) async fn a_lease_that_expires_between_two_commands_is_lost(engine: Ar
                                 assert!(Instant::now() < deadline, "still busy: {retry_after:?}");
                                 attempts += 1;
                                 // On a busy machine each lease of a few milliseconds ends before its answer.
-                                if attempts % 10 == 0 {
+                                if attempts % 50 == 0 {
                                     ours.ttl = Ttl::new((ours.ttl.duration() * 2).min(LONG)).unwrap();
                                 }
                                 let pause = retry_after.unwrap().min(Duration::from_millis(20));
