@@ -25,7 +25,7 @@ pub(super) enum Watch {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Granted {
     pub owner: OwnerToken,
-    pub id: Arc<str>,
+    pub entry: Entry,
     /// A revision at which its entry is granted.
     pub revision: u64,
 }
@@ -73,13 +73,19 @@ impl Name {
     /// Reports the waiter whose entry holds the name, once.
     fn report(&mut self, grants: &UnboundedSender<Granted>) {
         let Some((revision, mirror)) = &self.mirror else { return };
-        if let Some(id) = mirror.oldest()
-            && let Some(waiter) = self.waiters.get_mut(id)
+        // An entry that was created again has the same id on etcd, and another position.
+        if let Some((position, id)) = mirror.oldest()
+            && let Some(waiter) = self.waiters.get_mut(id).filter(|waiter| waiter.position == *position)
             && !std::mem::replace(&mut waiter.is_known, true)
         {
-            let (owner, id, revision) = (waiter.owner.clone(), id.clone(), *revision);
+            let (id, position) = (id.clone(), *position);
+            let granted = Granted {
+                owner: waiter.owner.clone(),
+                entry: Entry { id, position },
+                revision: *revision,
+            };
             // An error means that the engine was dropped.
-            let _ = grants.send(Granted { owner, id, revision });
+            let _ = grants.send(granted);
         }
     }
 }

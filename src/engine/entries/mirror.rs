@@ -62,13 +62,13 @@ impl Mirror {
         let (Some(own), None) = (own.next(), own.next()) else {
             return None;
         };
-        let oldest = self.oldest().filter(|oldest| *oldest != own)?;
+        let (_, oldest) = self.oldest().filter(|(_, oldest)| oldest != own)?;
         Some([own.clone(), oldest.clone()])
     }
 
-    /// Returns the id of the entry that holds the name.
-    pub(super) fn oldest(&self) -> Option<&Arc<str>> {
-        self.entries.first().map(|(_, id)| id)
+    /// Returns the position and the id of the entry that holds the name.
+    pub(super) fn oldest(&self) -> Option<&(u64, Arc<str>)> {
+        self.entries.first()
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
         for change in [created("b", 7), created("c", 9), created("a", 7)] {
             mirror.apply(change);
         }
-        let first = |mirror: &Mirror| mirror.oldest().map(ToString::to_string);
+        let first = |mirror: &Mirror| mirror.oldest().map(|(_, id)| id.to_string());
         assert_eq!(first(&mirror).as_deref(), Some("a"));
         mirror.apply(Change::Deleted("a".into()));
         mirror.apply(Change::Deleted("a".into()));

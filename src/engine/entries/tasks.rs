@@ -82,8 +82,12 @@ impl Core {
 
     /// Passes a name to a waiter whose entry is granted. `false`: the waiter has to make an attempt, as a claim of several names and one
     /// without a subscription do.
-    async fn is_handed_off(&self, Granted { owner, id, revision }: &Granted) -> Outcome<bool> {
-        let is_it = |own: &OwnClaim| own.entries.len() == 1 && own.entries[0].id == *id;
+    async fn is_handed_off(&self, granted: &Granted) -> Outcome<bool> {
+        let Granted { owner, revision, .. } = granted;
+        let is_it = |own: &OwnClaim| match &own.entries[..] {
+            [entry] => entry.id == granted.entry.id && entry.position == granted.entry.position,
+            _ => false,
+        };
         let waiting = |own: &OwnClaim| own.fence.is_none() && is_it(own);
         let own = self.claims.get(owner).filter(waiting);
         let Some(own) = own.filter(|_| self.local.is_subscribed(owner)) else {

@@ -1,5 +1,6 @@
 //! Waiters, their mirrors, and the races between an attempt and the changes of the store.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ struct Fixture {
     watches: UnboundedReceiver<Watch>,
     grants: UnboundedReceiver<Granted>,
     key: Key,
+    /// The entries with which claims entered last.
+    entered: HashMap<OwnerToken, Entry>,
 }
 
 /// Returns the list, and claims that wait for one name.
@@ -34,6 +37,7 @@ fn fixture<const N: usize>() -> (Fixture, [Claim; N]) {
         watches,
         grants,
         key,
+        entered: HashMap::new(),
     };
     (fixture, claims)
 }
@@ -49,7 +53,9 @@ fn entry(id: &Arc<str>, number: u64) -> Entry {
 
 impl Fixture {
     fn enter(&mut self, claim: &Claim, number: u64) -> Vec<Granted> {
-        self.entries.enter(&claim.owner, &self.key, entry(&id(claim), number));
+        let entry = entry(&id(claim), number);
+        self.entered.insert(claim.owner.clone(), entry.clone());
+        self.entries.enter(&claim.owner, &self.key, entry);
         self.grants()
     }
 
@@ -74,8 +80,8 @@ impl Fixture {
     }
 
     fn granted(&self, claim: &Claim, revision: u64) -> Vec<Granted> {
-        let (owner, id) = (claim.owner.clone(), id(claim));
-        vec![Granted { owner, id, revision }]
+        let (owner, entry) = (claim.owner.clone(), self.entered[&claim.owner].clone());
+        vec![Granted { owner, entry, revision }]
     }
 }
 
@@ -116,6 +122,23 @@ async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
     assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
     drop(subscription);
     assert!(f.entries.state.lock().waiters.is_empty());
+}
+
+#[tokio::test]
+async fn a_mirror_with_the_entry_before_the_last_one_grants_nothing() {
+    let (mut f, [waiter, other]) = fixture();
+    assert_eq!(f.enter(&waiter, 8), []);
+    assert!(f.entries.begin_read(&f.key));
+    let holder: Arc<str> = "holder".into();
+    assert_eq!(f.opened(8, [entry(&holder, 5), entry(&id(&waiter), 8)]), []);
+    assert_eq!(f.created(&other, 9), []);
+    assert_eq!(f.deleted(holder, 10), f.granted(&waiter, 10));
+    // The entry expired at 11, before this event: the other claim holds the name.
+    assert_eq!(f.enter(&waiter, 12), []);
+    assert_eq!(f.deleted(id(&waiter), 11), []);
+    assert!(f.entries.begin_read(&f.key));
+    assert_eq!(f.opened(13, [entry(&id(&other), 9), entry(&id(&waiter), 12)]), []);
+    assert_eq!(f.deleted(id(&other), 14), f.granted(&waiter, 14));
 }
 
 #[tokio::test]

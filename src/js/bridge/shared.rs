@@ -171,6 +171,8 @@ impl Shared {
     /// Ends [`Shared::serve`]. The event loop is not woken any more.
     pub(super) fn stop(&self) {
         *self.waker.lock() = None;
+        // Their callers get an error.
+        self.questions.lock().waiting.clear();
         self.stop.notify_one();
     }
 

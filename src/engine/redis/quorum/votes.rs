@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use tokio::task::unconstrained;
 use tokio::time::Instant;
 
 use super::Quorum;
@@ -66,8 +67,8 @@ impl<T: Send + 'static> Votes<T> {
         let mut first_decision = None;
         let mut timeout = pin!(tokio::time::sleep_until(end));
         loop {
-            // All answers that have arrived count together, also where this is polled late.
-            while let Some(Some((position, answer))) = self.pending.next().now_or_never() {
+            // All answers that have arrived count together, even if this future is polled after the limit, in a task with many of them.
+            while let Some(Some((position, answer))) = unconstrained(self.pending.next()).now_or_never() {
                 self.answers[position] = answer;
             }
             let decision = judge(&self.answers);

@@ -70,24 +70,15 @@ pub(in crate::engine::sql) async fn a_release_follows_an_abandoned_attempt<D: Te
     let engine = database.engine().await;
     lock_row(database, &engine, "n").await;
     let abandoned = claim(&["n"]);
-    tokio::select! {
-        biased;
-        () = eventually("the attempt waits for the row", async || database.blocked().await > 0) => {}
-        acquired = engine.try_acquire(&abandoned) => panic!("the row is locked: {acquired:?}"),
-    }
-    assert!(abandoned.was_sent());
+    let dropped = tokio::time::timeout(Duration::from_millis(200), engine.try_acquire(&abandoned)).await;
+    assert!(dropped.is_err() && abandoned.was_sent());
     let releasing = tokio::spawn({
         let (engine, abandoned) = (engine.clone(), abandoned.clone());
         async move { engine.release(&abandoned, Duration::ZERO).await }
     });
     tokio::time::sleep(Duration::from_millis(200)).await;
     database.execute("ROLLBACK").await;
-    // On a slow machine it has found the locked row.
-    let released = match answer(releasing.await.unwrap()) {
-        Some(released) => released,
-        None => release(&engine, &abandoned).await,
-    };
-    assert_eq!(released, Released::Freed);
+    assert_eq!(releasing.await.unwrap().unwrap(), Released::Freed);
     assert!(engine.inspect(&key("n")).await.unwrap().is_none());
 }
 
@@ -221,7 +212,7 @@ pub(in crate::engine::sql) async fn a_locked_row_rejects_no_other_call_when_call
     let others: Vec<Claim> = (0..8).map(|index| claim(&[&format!("n{index}")])).collect();
     join_all(others.iter().map(|ours| acquire(&engine, ours))).await;
     for attempt in waits {
-        assert!(!matches!(attempt.await.unwrap(), Ok(Ok(_))), "the row is locked");
+        assert!(attempt.await.unwrap().is_err(), "the row is locked");
     }
     database.execute("ROLLBACK").await;
 }
@@ -400,19 +391,15 @@ pub(in crate::engine::sql) async fn a_burst_for_a_locked_row_delays_other_calls_
     let engine = database.engine().await;
     lock_row(database, &engine, "locked").await;
     let (mut locked, mut others) = (Vec::new(), Vec::new());
-    let most = engine.waiters.server.statement_limit().claims;
-    for index in 0..most * 10 {
+    for index in 0..engine.waiters.server.statement_limit().claims * 10 {
         locked.push(attempting(&engine, &claim(&["locked"])));
         others.push(attempting(&engine, &claim(&[&format!("n{index}")])));
     }
     let acquired = tokio::time::timeout(Duration::from_secs(10), join_all(others)).await;
     let acquired = acquired.expect("other calls have waited for each statement with the locked row");
-    // On a machine that stands still those that share a statement with the locked row may fail with it.
-    let granted = acquired.into_iter().filter_map(|acquired| answer(acquired.unwrap()));
-    let granted = granted
-        .filter(|acquired| matches!(acquired, Acquired::Granted { .. }))
-        .count();
-    assert!(granted >= most * 9, "{granted} of {}", most * 10);
+    for acquired in acquired {
+        assert!(matches!(acquired, Ok(Ok(Acquired::Granted { .. }))), "{acquired:?}");
+    }
     locked.iter().for_each(|attempt| attempt.abort());
     database.execute("ROLLBACK").await;
 }

@@ -21,12 +21,9 @@ pub(in crate::engine::sql) async fn a_locked_row_costs_the_calls_beside_it_few_p
     let others = (0..256).map(|index| attempting(&engine, &claim(&[&format!("n{index}")])));
     let others: Vec<_> = others.collect();
     let acquired = tokio::time::timeout(Duration::from_secs(10), join_all(others)).await;
-    let acquired = acquired.expect("a wait of a second, and some transactions");
-    // On a machine that stands still those that share a statement with the locked row may fail with it.
-    let granted = acquired
-        .into_iter()
-        .filter(|acquired| matches!(acquired, Ok(Ok(Acquired::Granted { .. }))));
-    assert!(granted.count() >= 128);
+    for acquired in acquired.expect("a wait of a second, and some transactions") {
+        assert!(matches!(acquired, Ok(Ok(Acquired::Granted { .. }))), "{acquired:?}");
+    }
     assert!(locked.await.unwrap().unwrap_err().retryable);
     let packets = proxy.packets() - before;
     assert!(packets <= 64, "{packets} packets");
