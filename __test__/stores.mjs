@@ -17,6 +17,7 @@ import { withMongo } from './mongodb-client.mjs'
  * - `deadMs`: how long a dead process delays others, if that is longer than its ttl (with `useShortSessions`).
  * - `losesPositions`: whether the waiters of a process that was suspended for as long go to the end of the queue.
  * - `longestMs`: the longest lease without a renewal, where a lease ends with a session.
+ * - `clockErrorMs`: how much longer than its ttl a lease may last, where its end is computed from an estimate of the server's clock.
  * - `mostNames`: the maximum number of names of one lock, if it is below 1000.
  */
 export const KINDS = {
@@ -26,8 +27,13 @@ export const KINDS = {
   'redis-cluster': { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_CLUSTER_URL' },
   'redis-sentinel': { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_SENTINEL_URL' },
   'redis-quorum': { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_QUORUM_URLS' },
-  mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
-  'mongodb-replica-set': { engine: 'mongodb', ordered: true, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
+  mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL', clockErrorMs: 100 },
+  'mongodb-replica-set': {
+    engine: 'mongodb',
+    ordered: true,
+    server: 'HOLDFAST_TEST_MONGODB_RS_URL',
+    clockErrorMs: 100,
+  },
   postgres: { engine: 'postgres', ordered: true, server: 'HOLDFAST_TEST_POSTGRES_URL' },
   // Behind PgBouncer in transaction mode, which the service detects, or which its URL declares.
   'postgres-pooler': { engine: 'postgres', ordered: true, server: 'HOLDFAST_TEST_PGBOUNCER_URL' },
@@ -146,9 +152,9 @@ export class TestStore {
     if (KINDS[this.kind].longestMs) this.options.sessionTimeoutMs = 4000
   }
 
-  /** Returns how long a lease with this ttl lasts without a renewal. */
+  /** Returns how long a lease with this ttl lasts at most without a renewal, as another service finds it. */
   lasting(ttlMs) {
-    return Math.min(ttlMs, KINDS[this.kind].longestMs ?? ttlMs)
+    return Math.min(ttlMs, KINDS[this.kind].longestMs ?? ttlMs) + (KINDS[this.kind].clockErrorMs ?? 0)
   }
 
   async connect(options = {}) {

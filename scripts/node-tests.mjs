@@ -49,10 +49,19 @@ export async function runTests(files, concurrency) {
   /** @type {{ passed: number, failed: number, skipped: string[], failures: string[], seconds: Map<string, number> }} */
   const results = { passed: 0, failed: 0, skipped: [], failures: [], seconds: new Map() }
   let failedSuites = 0
+  /** @type {{ nesting: number, text: string }[]} */
+  const failed = []
   /** @param {any} data @param {boolean} isGood */
-  const ended = ({ name, file, skip, todo, details }, isGood) => {
+  const ended = ({ name, file, nesting, skip, todo, details }, isGood) => {
     if (!isGood && details.error?.failureType !== 'subtestsFailed')
-      results.failures.push(`${basename(file ?? '')}: ${name}\n${inspect(details.error?.cause ?? details.error)}`)
+      failed.push({ nesting, text: `${name}\n${inspect(details.error?.cause ?? details.error)}` })
+    // A suite is reported after its tests. Its name tells the store, which the file does not.
+    else if (!isGood)
+      for (const test of failed.filter((test) => test.nesting > nesting)) {
+        test.text = `${name}: ${test.text}`
+        test.nesting = nesting
+      }
+    if (nesting === 0) results.failures.push(...failed.splice(0).map(({ text }) => `${basename(file ?? '')}: ${text}`))
     if (details.type === 'suite') {
       if (!isGood) failedSuites++
     } else if (!isGood) results.failed++

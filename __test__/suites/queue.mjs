@@ -62,8 +62,8 @@ export function queue(kind) {
       const held = await locks.acquire('n')
       const children = await waiters.processes(2)
       const expected = labels('w', 20)
-      // Each waiter holds the name for a few tries.
-      for (const [index, label] of expected.entries()) await waiters.enqueue(children[index % 2], label, { holdMs: 5 })
+      // Each waiter holds the name for a few tries, also where a try takes long.
+      for (const [index, label] of expected.entries()) await waiters.enqueue(children[index % 2], label, { holdMs: 25 })
       let tries = 0
       const overtake = async (attempt) => {
         for (; (await waiters.served()).length < expected.length; tries++) {

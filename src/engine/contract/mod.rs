@@ -92,6 +92,8 @@ pub(crate) struct Stores {
 }
 
 const LONG: Duration = Duration::from_secs(30);
+/// How much longer than its ttl a lease may last, where its end is computed from an estimate of the server's clock.
+const CLOCK_ERROR: Duration = Duration::from_millis(100);
 /// A ttl that is short for a test, but longer than a machine stands still.
 const SHORT: Duration = Duration::from_secs(2);
 
