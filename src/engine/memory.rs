@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::core::ledger::{Ledger, Row, StoredName, micros, span};
+use super::core::ledger::{Ledger, Row, StoredName, is_shared, micros, span, stored_name};
 use super::{
     Acquired, Answers, Description, EXPIRED_POSITION_KEPT, Engine, MovableClock, Read, Released, Renewal, Renewed,
     Result, Subscription,
@@ -97,14 +97,24 @@ impl State {
         }
     }
 
-    /// Returns the lease of a name. `None`: it has expired, or only a reservation.
-    fn info(&self, name: &StoredName, row: &Row) -> Option<LockInfo> {
+    /// Returns the leases of a name: one, or those of its shares.
+    fn infos(&self, key: &Key) -> Vec<LockInfo> {
+        let name = stored(key);
+        let own = self.ledger.rows.get(&name).filter(|_| !key.is_shared()).into_iter();
+        let shares = self.ledger.shares(&name).map(|(_, row)| row);
+        own.chain(shares)
+            .filter_map(|row| self.info(&name, key.as_str(), row))
+            .collect()
+    }
+
+    /// Returns a lease of a name. `None`: it has expired, or only a reservation.
+    fn info(&self, stored: &StoredName, name: &str, row: &Row) -> Option<LockInfo> {
         let now_us = self.now_us();
         if !row.is_live(now_us) || row.is_reserved() {
             return None;
         }
         Some(LockInfo {
-            name: String::from_utf8_lossy(name).into_owned(),
+            name: name.to_owned(),
             remaining: Some(span(row.expires_us - now_us)),
             fence: Some(Fence(row.fence.unsigned_abs())),
             holder: row.holder.as_deref().map(|process| Holder {
@@ -112,7 +122,8 @@ impl State {
                 since_ms: row.granted_us.unwrap_or_default().unsigned_abs() / 1000,
             }),
             metadata: row.metadata.as_deref().map(str::to_owned),
-            waiting: Some(self.ledger.queues.live(name, u64::MAX, now_us).count() as u64),
+            share: row.share,
+            waiting: Some(self.ledger.queues.live(stored, u64::MAX, now_us).count() as u64),
         })
     }
 }
@@ -123,7 +134,7 @@ fn local_us() -> i64 {
 }
 
 fn stored(key: &Key) -> StoredName {
-    key.as_str().as_bytes().to_vec()
+    stored_name("", key)
 }
 
 impl MemoryEngine {
@@ -155,6 +166,7 @@ impl Engine for MemoryEngine {
     fn describe(&self) -> Description {
         Description {
             clock: Some(Arc::new(Clock(self.state.clone()))),
+            has_shares: true,
             ..Description::new("memory", true)
         }
     }
@@ -202,14 +214,13 @@ impl Engine for MemoryEngine {
         let state = self.lock();
         let rows = &state.ledger.rows;
         match what {
-            Read::Name { key, .. } => {
-                let row = rows.get_key_value(&stored(key));
-                Ok(row.and_then(|(name, row)| state.info(name, row)).into_iter().collect())
-            }
+            Read::Name { key, .. } => Ok(state.infos(key)),
             Read::Prefix { prefix, .. } => {
                 let rows = rows.range(prefix.as_bytes().to_vec()..);
                 let rows = rows.take_while(|(name, _)| name.starts_with(prefix.as_bytes()));
-                Ok(rows.filter_map(|(name, row)| state.info(name, row)).collect())
+                let locks = rows.filter(|(name, _)| !is_shared(name));
+                let info = |(name, row)| state.info(name, &String::from_utf8_lossy(name), row);
+                Ok(locks.filter_map(info).collect())
             }
         }
     }
@@ -252,15 +263,15 @@ impl MovableClock for Clock {
     /// # Behavior
     /// No waiter is the first one in the queue of a free name, and none that still waits is the holder of a name.
     fn is_settled(&self) -> bool {
-        let state = self.0.lock();
-        let (now_us, rows, queues) = (state.now_us(), &state.ledger.rows, &state.ledger.queues);
+        let mut state = self.0.lock();
+        let now_us = state.now_us();
+        state.ledger.begin(now_us, &[]);
+        let ledger = &state.ledger;
         let waits = |owner: &str| state.subscribers.contains_key(owner);
-        let mut held = rows.values().filter(|row| row.is_live(now_us));
+        let mut held = ledger.rows.values().filter(|row| row.is_live(now_us));
         let is_received = held.all(|row| !row.owner.as_deref().is_some_and(waits));
-        let is_busy = |name: &StoredName| rows.get(name).is_some_and(|row| row.is_live(now_us));
-        let first = |name| queues.live(name, u64::MAX, now_us).next();
-        let is_served = |name| is_busy(name) || !first(name).is_some_and(|first| waits(&first.owner));
-        is_received && queues.names().all(is_served)
+        let is_served = |name| !ledger.served(name).is_some_and(|first| waits(&first.owner));
+        is_received && ledger.queues.names().all(is_served)
     }
 }
 

@@ -128,7 +128,7 @@ pub struct Renewal<'a> {
 /// Which locks are read.
 #[derive(Debug, Clone, Copy)]
 pub enum Read<'a> {
-    /// The lock of one name.
+    /// The lock of one name, or all shares of a shared one.
     Name {
         /// The name.
         key: &'a Key,
@@ -198,6 +198,8 @@ pub struct Description {
     pub longest_lease: Option<Duration>,
     /// The maximum number of names of one claim.
     pub most_names: usize,
+    /// Whether claims may have a share of a name, for semaphores and read/write locks.
+    pub has_shares: bool,
     /// Its clock, if tests can move it: that of `memory:`.
     pub clock: Option<Arc<dyn MovableClock>>,
     /// Where the service leaves the detector of an event loop that does not respond. An engine that keeps the positions of waiters alive has
@@ -214,6 +216,7 @@ impl Description {
             ordered,
             longest_lease: None,
             most_names: 1000,
+            has_shares: false,
             clock: None,
             detector: None,
         }
@@ -297,7 +300,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Those of the store, and no answer to one page within its time limit.
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>>;
 
-    /// Releases a name of any owner, and notifies the next waiter. `false`: it was free.
+    /// Releases a name of any owner, a shared one of all owners, and notifies the next waiters. `false`: it was free.
     async fn force_release(&self, key: &Key) -> Result<bool>;
 
     /// Closes connections and ends threads. Later calls may fail.

@@ -9,6 +9,7 @@ mod names;
 mod queue;
 mod races;
 mod renewals;
+mod shares;
 mod transfer;
 mod waking;
 
@@ -34,6 +35,7 @@ pub(crate) use names::*;
 pub(crate) use queue::*;
 pub(crate) use races::*;
 pub(crate) use renewals::*;
+pub(crate) use shares::*;
 pub(crate) use transfer::*;
 pub(crate) use waking::*;
 
@@ -69,6 +71,11 @@ macro_rules! contract_tests {
             a_transfer_racing_a_forced_release_leaves_one_owner, a_transferred_lock_wakes_its_waiters,
             each_of_many_renewals_has_one_answer, renewals_of_several_names_are_all_or_nothing,
             renewals_of_one_call_have_different_ttls, renewals_of_one_lease_are_all_applied, an_empty_list_of_renewals,
+            shares_are_granted_up_to_the_limit, the_smallest_limit_of_the_holders_counts, nobody_overtakes_a_heavy_waiter,
+            a_release_grants_all_first_waiters_that_fit, readers_share_a_name_and_a_writer_does_not, a_waiter_that_leaves_grants_those_behind_it,
+            the_permits_of_a_dead_holder_return, shares_are_renewed_and_never_shortened, the_tokens_of_shares_grow,
+            a_shared_name_is_not_a_lock_of_the_same_name, a_forced_release_ends_all_shares, the_holders_of_shares_are_read,
+            permits_are_kept_for_a_waiter_with_metadata, a_kept_share_stays_in_use, shares_racing_for_a_name_stay_within_the_limit,
         );
     };
     (@each $open:expr; $($case:ident),* $(,)?) => {

@@ -152,6 +152,7 @@ impl Seen {
             fence: holder.fence(),
             holder: record.map(process),
             metadata: record.and_then(|record| record.metadata.clone()),
+            share: None,
             waiting: Some(self.count.saturating_sub(1) as u64),
         })
     }

@@ -318,6 +318,7 @@ pub(super) fn info(name: &str, document: &Document) -> LockInfo {
             .ok()
             .filter(|text| ours && is_json(text))
             .map(str::to_owned),
+        share: None,
         waiting: document
             .get_i32(WAITING)
             .ok()

@@ -76,6 +76,7 @@ impl Lease {
             fence: Some(Fence(self.fence.unsigned_abs())),
             holder: Some(Holder { process, since_ms }),
             metadata: self.metadata,
+            share: None,
             waiting: Some(self.waiting.unsigned_abs()),
         }
     }

@@ -12,11 +12,16 @@
 //! enters again with its ticket ([`Ledger::remember`]).
 //!
 //! A store without hand-offs (`memory:`) only notifies that waiter, which keeps its position until its attempt.
+//!
+//! A shared name (`shares.rs`) goes to its first live waiters as long as the next one fits: a claim fits while the permits in use and its own
+//! are at most the smallest limit of all. So a release hands off to several, nobody is overtaken, and a lock is the case where nobody
+//! fits beside a holder.
 
 mod changes;
 pub(in crate::engine) mod decide;
 mod queues;
 mod rows;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +32,8 @@ pub(in crate::engine) use self::changes::{Changes, Content, Notification};
 use self::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
 use self::queues::Queues;
 pub(in crate::engine) use self::rows::{Position, RESERVED, Row, Waiter};
+use self::shares::{bounds, held_names, without_owner};
+pub(in crate::engine) use self::shares::{is_shared, share_name, stored_name};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
@@ -64,7 +71,11 @@ impl Ledger {
         Ledger {
             now_us,
             hands_off: true,
-            concerned: rows.keys().cloned().collect(),
+            concerned: rows
+                .keys()
+                .filter(|name| without_owner(name) == *name)
+                .cloned()
+                .collect(),
             rows,
             queues: positions.into_iter().collect(),
             ..Ledger::default()
@@ -98,7 +109,8 @@ impl Ledger {
         match decide(&self.snapshot(claim, names), liveness) {
             Decision::Grant { fence } => {
                 let expires_us = self.now_us + micros(claim.ttl.duration());
-                for name in names {
+                self.record_fence(claim, names, fence);
+                for name in held_names(claim, names).iter() {
                     let row = self.rows.entry(name.clone()).or_default();
                     *row = Row {
                         owner: Some(claim.owner.as_str().to_owned()),
@@ -107,6 +119,7 @@ impl Ledger {
                         holder: Some(claim.process.clone()),
                         granted_us: Some(self.now_us),
                         metadata: claim.metadata.clone(),
+                        share: claim.share,
                         is_changed: true,
                     };
                 }
@@ -114,7 +127,7 @@ impl Ledger {
                 Acquired::Granted { fence }
             }
             Decision::AlreadyHeld { fence } => {
-                self.extend(names, claim.ttl);
+                self.extend(&held_names(claim, names), claim.ttl);
                 self.leave(claim.owner.as_str());
                 Acquired::Granted { fence }
             }
@@ -122,7 +135,7 @@ impl Ledger {
                 // A waiter has one position, and reserves the names before the busy one until its next attempt: waiters acquire
                 // names in their order, which cannot deadlock, and callers that keep each name busy do not starve them.
                 let kept = if claim.waiting { index } else { 0 };
-                self.release_names(&claim.owner, &names[kept..], Duration::ZERO);
+                self.release_names(&claim.owner, &held_names(claim, names)[kept..], Duration::ZERO);
                 if claim.waiting {
                     self.reserve(claim, &names[..index]);
                     self.enter(claim, &names[index]);
@@ -137,10 +150,11 @@ impl Ledger {
 
     /// Extends the lease on every name if `claim` holds all of them.
     pub(in crate::engine) fn renew(&mut self, claim: &Claim, names: &[StoredName], ttl: Ttl) -> Renewed {
-        if !self.holds_all(names, &[&claim.owner]) {
+        let names = held_names(claim, names);
+        if !self.holds_all(&names, &[&claim.owner]) {
             return Renewed::Lost;
         }
-        self.extend(names, ttl);
+        self.extend(&names, ttl);
         Renewed::Extended
     }
 
@@ -160,7 +174,8 @@ impl Ledger {
 
     /// Releases the names that `claim` holds, and removes its position.
     pub(in crate::engine) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
-        let held = self.release_names(&claim.owner, names, keep);
+        let names = held_names(claim, names);
+        let held = self.release_names(&claim.owner, &names, keep);
         self.leave(claim.owner.as_str());
         if held == names.len() {
             Released::Freed
@@ -169,21 +184,39 @@ impl Ledger {
         }
     }
 
-    /// Releases a name of any owner. One that is only reserved for a waiter stays reserved.
+    /// Releases a name of any owner, and a shared one of all owners. What is only reserved for a waiter stays reserved.
     pub(in crate::engine) fn force_release(&mut self, name: &StoredName) -> bool {
         let now_us = self.now_us;
-        let is_held = |row: &&mut Row| row.is_live(now_us) && !row.is_reserved();
-        let Some(row) = self.rows.get_mut(name).filter(is_held) else {
-            return false;
+        let (first, end) = bounds(name);
+        let mut rows: Vec<&mut Row> = if is_shared(name) {
+            self.rows.range_mut(first..end).map(|(_, row)| row).collect()
+        } else {
+            self.rows.get_mut(name).into_iter().collect()
         };
-        row.release();
-        true
+        rows.retain(|row| row.is_live(now_us) && !row.is_reserved());
+        let is_held = !rows.is_empty();
+        rows.into_iter().for_each(Row::release);
+        is_held
     }
 
-    /// Returns the time until a name may be free. `None`: it is free.
+    /// Returns the time until a name may be free. `None`: it is free, or a shared one that nobody has.
     pub(in crate::engine) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
         let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
-        lease.map(|row| span(row.expires_us - self.now_us))
+        let end_us = match is_shared(name) {
+            true => self.shares_of_others(name, "").1,
+            false => lease.map(|row| row.expires_us),
+        };
+        end_us.map(|end_us| span(end_us - self.now_us))
+    }
+
+    /// Returns the first live waiter of a name, if it can have the name now.
+    pub(in crate::engine) fn served(&self, name: &StoredName) -> Option<Position> {
+        let first = self.live(name).next()?;
+        let is_free = match first.waiter.share {
+            Some(share) => self.shares_of_others(name, "").0.with(share).is_within_limits(),
+            None => self.busy_for(name).is_none(),
+        };
+        is_free.then(|| first.clone())
     }
 
     /// Hands off each free name, and returns what the transaction writes.
@@ -192,9 +225,15 @@ impl Ledger {
         let concerned = std::mem::take(&mut self.concerned);
         let shortened = std::mem::take(&mut self.shortened);
         for name in &concerned {
-            if self.busy_for(name).is_none() {
-                self.hand_off(name, &mut changes.notifications);
-            } else if shortened.contains(name)
+            let mut is_served = false;
+            while let Some(first) = self.served(name) {
+                is_served = true;
+                if !self.hand_off(name, first, &mut changes.notifications) {
+                    break;
+                }
+            }
+            if !is_served
+                && shortened.iter().any(|short| without_owner(short) == name)
                 && let Some(first) = self.live(name).next()
             {
                 changes.notifications.push(first.notification(Content::MayBeFree));
@@ -203,6 +242,14 @@ impl Ledger {
         (changes.entered, changes.left) = self.queues.take_changes();
         let recounted = std::mem::take(&mut self.recounted);
         for name in concerned {
+            if is_shared(&name) {
+                let (first, end) = bounds(&name);
+                for (share, row) in self.rows.range_mut(first..end) {
+                    if std::mem::take(&mut row.is_changed) {
+                        changes.rows.push((share.clone(), row.clone()));
+                    }
+                }
+            }
             let Some(row) = self.rows.get_mut(&name) else { continue };
             if std::mem::take(&mut row.is_changed) || recounted.contains(&name) {
                 changes.rows.push((name, row.clone()));
@@ -211,47 +258,50 @@ impl Ledger {
         changes
     }
 
-    /// Hands a free name off to its first live waiter, or notifies it.
-    fn hand_off(&mut self, name: &StoredName, notifications: &mut Vec<Notification>) {
-        let mut live = self.live(name).cloned();
-        let (Some(first), next) = (live.next(), live.next()) else {
-            return;
-        };
-        drop(live);
+    /// Hands a free name off to `first`, its first live waiter, or notifies that one. `false`: the waiter keeps its position.
+    fn hand_off(&mut self, name: &StoredName, first: Position, notifications: &mut Vec<Notification>) -> bool {
         if !self.hands_off {
             notifications.push(first.notification(Content::MayBeFree));
-            return;
+            return false;
         }
-        let Some(row) = self.rows.get_mut(name) else { return };
+        let next = self.live(name).nth(1).cloned();
+        let Some(row) = self.rows.get_mut(name) else {
+            return false;
+        };
+        let fence = match &first.waiter.holder {
+            Some(_) => self.now_us.max(row.fence + 1),
+            None => row.fence,
+        };
+        row.fence = fence;
+        row.is_changed = true;
         // The hand-off ends with the liveness of the waiter's process, so that all waiters of a dead process together delay the others by
         // 4.5 s at most.
         let until_us = (self.now_us + i64::from(first.waiter.hold_ms) * 1000).min(first.alive_until_us);
         let hold = span(until_us - self.now_us);
         let handed = Row {
+            owner: Some(match &first.waiter.holder {
+                Some(_) => first.owner.clone(),
+                None => format!("{}{RESERVED}", first.owner),
+            }),
             expires_us: until_us,
+            fence,
+            holder: first.waiter.holder.clone(),
             granted_us: Some(self.now_us),
+            metadata: None,
+            share: first.waiter.share,
             is_changed: true,
-            ..Row::default()
         };
-        *row = match &first.waiter.holder {
-            Some(holder) => Row {
-                owner: Some(first.owner.clone()),
-                fence: self.now_us.max(row.fence + 1),
-                holder: Some(holder.clone()),
-                ..handed
-            },
-            None => Row {
-                owner: Some(format!("{}{RESERVED}", first.owner)),
-                fence: row.fence,
-                ..handed
-            },
+        let held = match first.waiter.share {
+            Some(_) => share_name(name, &first.owner),
+            None => name.clone(),
         };
+        self.rows.insert(held, handed);
         let times = GrantTimes {
             granted_us: self.now_us.unsigned_abs(),
             until_us: until_us.unsigned_abs(),
         };
         let content = match first.waiter.holder {
-            Some(_) => Content::Granted(Fence(row.fence.unsigned_abs()), times),
+            Some(_) => Content::Granted(Fence(fence.unsigned_abs()), times),
             None => Content::MayBeFree,
         };
         notifications.push(first.notification(content));
@@ -259,6 +309,7 @@ impl Ledger {
         let next = next.filter(|_| hold < RESERVATION);
         notifications.extend(next.map(|next| next.notification(Content::FreeAfter(hold))));
         self.leave(&first.owner);
+        true
     }
 
     /// Returns the live positions of a name, in their order.
@@ -273,19 +324,21 @@ impl Ledger {
         let own_order = position.or_else(ticket).unwrap_or(u64::MAX);
         let fences = names.iter().filter_map(|name| Some(self.rows.get(name)?.fence));
         let state = |name: &StoredName| {
-            let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
+            let held = held_names(claim, std::slice::from_ref(name));
+            let lease = self.rows.get(&held[0]).filter(|row| row.is_live(self.now_us));
             if lease.is_some_and(|row| row.is_reserved_for(&claim.owner)) {
                 return NameState::default();
             }
+            let lease = lease.map(|row| HeldLease {
+                is_own: row.owner.as_deref() == Some(own),
+                remaining: span(row.expires_us - self.now_us),
+                fence: row.fence.unsigned_abs(),
+            });
             let ahead = self.queues.live(name, own_order, self.now_us);
             let mut ahead = ahead.map(|position| span(position.alive_until_us - self.now_us));
             let first_ahead = ahead.next();
             NameState {
-                lease: lease.map(|row| HeldLease {
-                    is_own: row.owner.as_deref() == Some(own),
-                    remaining: span(row.expires_us - self.now_us),
-                    fence: row.fence.unsigned_abs(),
-                }),
+                lease: lease.or_else(|| self.lease_in_the_way(claim, name)),
                 first_ahead,
                 // With hand-offs, a notification wakes the waiter in time.
                 last_ahead: ahead.next_back().or(first_ahead).filter(|_| !self.hands_off),
@@ -377,11 +430,31 @@ impl Ledger {
                 engine: None,
                 holder: claim.takes_hand_offs().then(|| claim.process.clone()),
                 hold_ms: hold.as_millis() as i32,
+                share: claim.share,
             },
             keeps_ticket: before.as_ref().map_or(ticket.is_some(), |before| before.keeps_ticket),
         });
         self.recounted.extend(before.map(|before| before.name));
         self.recounted.push(name.clone());
+    }
+
+    /// Records the token of a new share as the last one of its name.
+    fn record_fence(&mut self, claim: &Claim, names: &[StoredName], fence: Fence) {
+        if claim.share.is_some() {
+            let row = self.rows.entry(names[0].clone()).or_default();
+            (row.fence, row.is_changed) = (fence.0 as i64, true);
+        }
+    }
+
+    /// Returns the lease that ends next of those that hold a shared name, if the claim does not fit beside them.
+    fn lease_in_the_way(&self, claim: &Claim, name: &StoredName) -> Option<HeldLease> {
+        let (others, next_end) = self.shares_of_others(name, claim.owner.as_str());
+        let is_busy = !others.with(claim.share?).is_within_limits();
+        next_end.filter(|_| is_busy).map(|end_us| HeldLease {
+            is_own: false,
+            remaining: span(end_us - self.now_us),
+            fence: 0,
+        })
     }
 
     /// Removes the position of an owner.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Content, Notification, StoredName};
-use crate::model::{OwnerToken, Process};
+use crate::model::{OwnerToken, Process, Share};
 
 /// Suffix of the owner of a reserved name. No owner token ends with it.
 pub(in crate::engine) const RESERVED: &str = "-next";
@@ -20,6 +20,8 @@ pub(in crate::engine) struct Row {
     /// The time of a new grant, which changes the metadata, too.
     pub granted_us: Option<i64>,
     pub metadata: Option<Arc<str>>,
+    /// What the owner has, in the row of a share.
+    pub share: Option<Share>,
     /// Whether the row is written.
     pub(super) is_changed: bool,
 }
@@ -85,6 +87,8 @@ pub(in crate::engine) struct Waiter {
     pub holder: Option<Arc<Process>>,
     /// How long a hand-off lasts, in milliseconds.
     pub hold_ms: i32,
+    /// What it waits for, if the name is shared.
+    pub share: Option<Share>,
 }
 
 impl Position {

@@ -35,6 +35,7 @@ fn waiter(ticket: i64, name: &str, owner: &str) -> Position {
         engine: Some("other".to_owned()),
         holder: Some(Arc::new(elsewhere())),
         hold_ms: 2000,
+        share: None,
     };
     Position::read(
         ticket,

@@ -218,6 +218,7 @@ pub(in super::super) fn info<'r>(name: &str, row: &'r Value) -> Option<(&'r [u8]
         fence,
         holder,
         metadata: metadata.map(|(_, json)| json.to_owned()),
+        share: None,
         waiting,
     };
     Some((value, info))
@@ -320,6 +321,7 @@ mod tests {
             fence: None,
             holder: None,
             metadata: None,
+            share: None,
             waiting: Some(2),
         };
         assert_eq!(info("n", &row), Some((&[0xff][..], expected)));

@@ -242,6 +242,7 @@ mod tests {
                 fence: fence.map(Fence),
                 holder: fence.map(|_| Holder { process, since_ms: 5 }),
                 metadata: None,
+                share: None,
                 waiting: None,
             },
         }
