@@ -21,6 +21,8 @@ mod changes;
 pub(in crate::engine) mod decide;
 mod queues;
 mod rows;
+#[cfg(test)]
+mod share_model;
 mod shares;
 #[cfg(test)]
 mod tests;
