@@ -1,20 +1,16 @@
 //! The types that every layer shares. Each type validates its value on construction, so that no layer checks it again.
 
-mod claim;
-mod share;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::clock::Moment;
+pub use crate::claim::Claim;
 use crate::error::LockError;
-pub use claim::Claim;
-pub use share::{MAX_PERMITS, Share, Sums};
+pub use crate::share::{MAX_PERMITS, Share, Sums};
 
 /// The maximum length of a name, in bytes of UTF-8.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -98,6 +94,16 @@ impl Names {
             }
         }
         Names(NameList::Several(unique.into()))
+    }
+
+    /// Returns the same names in their order. Shares the list if it has that order.
+    pub fn sorted(&self) -> Self {
+        if self.is_sorted() {
+            return self.clone();
+        }
+        let mut keys = self.to_vec();
+        keys.sort();
+        Names(NameList::Several(keys.into()))
     }
 }
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use super::{Fence, Key, NameList, Names, OwnerToken, Process, Share, Ttl};
 use crate::clock::Moment;
+use crate::model::{Fence, Key, Names, OwnerToken, Process, Ttl};
+use crate::share::Share;
 
 /// The request of one acquisition: one or several names, all or nothing. Every operation of an engine takes one.
 #[derive(Debug, Clone)]
@@ -50,15 +51,8 @@ impl Claim {
 
     /// Creates a claim like [`Claim::new`]. Shares `names` if they are sorted.
     pub fn with_names(names: &Names, owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
-        let keys = if names.is_sorted() {
-            names.clone()
-        } else {
-            let mut keys = names.to_vec();
-            keys.sort();
-            Names(NameList::Several(keys.into()))
-        };
         Claim {
-            keys,
+            keys: names.sorted(),
             owner,
             ttl,
             waiting: false,

@@ -206,9 +206,14 @@ impl Model for Claims {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always("the permits in use are within every limit", |claims: &Claims, state| {
-                claims.sums(state).is_within_limits()
-            }),
+            Property::always(
+                "the permits in use are within the limit of each holder",
+                |claims: &Claims, state: &State| {
+                    let live = || state.held.iter().filter(|(_, is_live)| **is_live);
+                    let used: u32 = live().map(|(claim, _)| claims.0[*claim].permits()).sum();
+                    live().all(|(claim, _)| used <= claims.0[*claim].limit())
+                },
+            ),
             Property::always("who has a live row holds", |_, state: &State| {
                 let live = |claim: &usize| state.held.get(claim) == Some(&true);
                 let holds = |claim: &usize| state.phases[*claim] == Phase::Holding;
