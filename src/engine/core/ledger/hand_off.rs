@@ -75,12 +75,13 @@ impl Ledger {
             return false;
         }
         let next = self.live(name).nth(1).cloned();
+        let last_fence = self.last_fence_of(name);
         let Some(row) = self.rows.get_mut(name) else {
             return false;
         };
         let fence = match &first.waiter.holder {
-            Some(_) => self.now_us.max(row.fence + 1),
-            None => row.fence,
+            Some(_) => self.now_us.max(last_fence + 1),
+            None => last_fence,
         };
         row.fence = fence;
         row.is_changed = true;

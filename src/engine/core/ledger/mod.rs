@@ -212,7 +212,7 @@ impl Ledger {
         let position = self.queues.of(own).map(|position| position.order);
         let ticket = || self.tickets.get(own).copied();
         let own_order = position.or_else(ticket).unwrap_or(u64::MAX);
-        let fences = names.iter().filter_map(|name| Some(self.rows.get(name)?.fence));
+        let fences = names.iter().map(|name| self.last_fence_of(name));
         let state = |name: &StoredName| {
             let held = held_names(claim, std::slice::from_ref(name));
             let lease = self.rows.get(&held[0]).filter(|row| row.is_live(self.now_us));

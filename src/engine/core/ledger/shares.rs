@@ -59,6 +59,14 @@ impl Ledger {
         self.rows.range(first..end)
     }
 
+    /// Returns the last fencing token of a name, as far as it is known. A shared name may have been removed before its shares.
+    pub(super) fn last_fence_of(&self, name: &StoredName) -> i64 {
+        let row = self.rows.get(name).into_iter();
+        let shares = is_shared(name).then(|| self.shares(name).map(|(_, row)| row));
+        let fences = row.chain(shares.into_iter().flatten()).map(|row| row.fence);
+        fences.max().unwrap_or_default()
+    }
+
     /// Returns the live shares of a name that other owners have, and the next end of one.
     pub(super) fn shares_of_others(&self, shared: &StoredName, owner: &str) -> (Sums, Option<i64>) {
         let own = share_name(shared, owner);
