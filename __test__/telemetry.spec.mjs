@@ -238,6 +238,49 @@ describe('holdfast/otel', () => {
     await locks.close()
   })
 
+  it('has the kind of a lock in spans, and in all metrics but gauges', async () => {
+    const locks = await instrumented()
+    const { read, write } = locks.readWriteLock('rw')
+    const semaphore = locks.semaphore('s', 2)
+    await locks.acquireLock('gist')
+    await semaphore.using({ permits: 2 }, () => semaphore.tryAcquire())
+    await read.using(() => {})
+    await (await write.acquire()).release()
+    await locks.acquireAndExecute('job', () => {})
+    const found = await until('all events', async () => {
+      const now = await points()
+      const outcomes = now['holdfast.acquisitions']?.map(({ attributes: own, value }) => [
+        own['holdfast.kind'],
+        own['outcome'],
+        value,
+      ])
+      return now['holdfast.hold']?.length === 4 && outcomes?.length === 5 && { now, outcomes }
+    })
+    assert.deepEqual(found.outcomes.sort(), [
+      ['lock', 'acquired', 2],
+      ['read', 'acquired', 1],
+      ['semaphore', 'acquired', 1],
+      ['semaphore', 'busy', 1],
+      ['write', 'acquired', 1],
+    ])
+    for (const name of ['wait', 'hold', 'acquisitions', 'lost'])
+      for (const { attributes } of found.now[`holdfast.${name}`]) assert.ok(attributes['holdfast.kind'], name)
+    assert.equal('holdfast.kind' in found.now['holdfast.held'][0].attributes, false)
+    await locks.close()
+    const seen = spans.getFinishedSpans().map(({ name, attributes }) => [name, attributes['holdfast.kind']])
+    assert.deepEqual(seen.sort(), [
+      ['holdfast.acquire', 'lock'],
+      ['holdfast.acquire', 'lock'],
+      ['holdfast.acquire', 'read'],
+      ['holdfast.acquire', 'semaphore'],
+      ['holdfast.acquire', 'semaphore'],
+      ['holdfast.acquire', 'write'],
+      ['holdfast.using', 'lock'],
+      ['holdfast.using', 'read'],
+      ['holdfast.using', 'semaphore'],
+    ])
+  })
+
   it('has the metrics of the Grafana dashboard', async () => {
     const locks = await instrumented()
     await locks.using('job', () => {})
@@ -248,7 +291,7 @@ describe('holdfast/otel', () => {
     const text = readFileSync(new URL('../docs/grafana-dashboard.json', import.meta.url), 'utf8')
     const expressions = text.match(/"expr": ".*"/g) ?? []
     // With the suffixes of Prometheus, and without the attributes.
-    const used = expressions.flatMap((expression) => expression.match(/\bholdfast_(?!engine|name)[a-z]+/g) ?? [])
+    const used = expressions.flatMap((expression) => expression.match(/\bholdfast_(?!engine|kind|name)[a-z]+/g) ?? [])
     assert.deepEqual(
       [...new Set(used)].filter((name) => !found.includes(name)),
       [],
@@ -274,7 +317,11 @@ describe('holdfast/otel', () => {
     assert.equal(parentOf('holdfast.using'), idOf('request'))
     assert.equal(parentOf('holdfast.acquire'), idOf('holdfast.using'))
     assert.equal(parentOf('query'), idOf('holdfast.using'))
-    assert.deepEqual(byName['holdfast.using'].attributes, { 'holdfast.engine': 'memory', 'holdfast.method': 'using' })
+    assert.deepEqual(byName['holdfast.using'].attributes, {
+      'holdfast.engine': 'memory',
+      'holdfast.kind': 'lock',
+      'holdfast.method': 'using',
+    })
   })
 
   it('gives concurrent calls spans of their own, and errors their status', async () => {

@@ -8,10 +8,8 @@ mod tests;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::error::LockError;
 pub use claim::Claim;
 pub use share::{MAX_PERMITS, Share, Sums};

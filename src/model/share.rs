@@ -53,6 +53,15 @@ impl Share {
     pub fn limit(self) -> u32 {
         self.limit
     }
+
+    /// Returns what messages call a name with shares like this one.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Share::READER => "read lock",
+            Share::WRITER => "write lock",
+            _ => "semaphore",
+        }
+    }
 }
 
 /// The shares that are held of a name.
