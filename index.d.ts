@@ -926,7 +926,9 @@ export declare class LockService implements AsyncDisposable {
    *
    * @example
    * const models = locks.semaphore('model-calls', 5)
-   * await models.using({ waitMs: '1m' }, ({ signal }) => charge('order:42', { signal }))
+   * const receipt = await models.using({ waitMs: '1m' }, ({ signal, fencingToken }) => {
+   *   return charge('order:42', { signal, fencingToken })
+   * })
    */
   semaphore(name: string, limit: number): Semaphore;
   /**
@@ -937,7 +939,7 @@ export declare class LockService implements AsyncDisposable {
    * @example
    * const { read, write } = locks.readWriteLock('catalog')
    * await read.using(() => createReport())
-   * await write.using({ waitMs: '1m' }, ({ fencingToken }) => charge('order:42', { fencingToken }))
+   * await write.using({ waitMs: '1m' }, () => sendReport())
    */
   readWriteLock(name: string): ReadWriteLock;
   /**

@@ -78,7 +78,11 @@ suite('memory', 'bad input of semaphores and read/write locks', (test) => {
     }
     for (const ttlMs of [0, '5 minutes']) assert.match((await messages(call({ ttlMs })))[0], /^ttlMs must be /)
     assert.match((await messages([read.acquire(wrong({ permits: 1 }))]))[0], /^options may have ttlMs, /)
-    const jobs = [semaphore.using(wrong(undefined)), semaphore.tryUsing({}, wrong(5)), read.using(wrong('fn'))]
+    const jobs = [
+      semaphore.using(wrong(undefined)),
+      semaphore.tryUsing({}, wrong(5)),
+      read.using(undefined, wrong('fn')),
+    ]
     assert.equal(
       (await messages(jobs)).every((message) => message.startsWith('fn must be a function')),
       true,

@@ -336,7 +336,8 @@ export function shared(test) {
     await release(held)
     const next = await described
     assert.deepEqual((await semaphore.inspect()).holders[0].metadata, { job: 1 })
-    await release(next, await last)
+    await release(next)
+    await release(await last)
   })
 
   test('a service that closes releases its permits, after a drain those that are left', async (store) => {
