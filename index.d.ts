@@ -91,6 +91,15 @@ export interface AcquireOptions {
   metadata?: Json | object | undefined
 }
 
+/** The options of the calls of a semaphore: those of `acquire`, and the number of permits. `minHoldMs` keeps the permits in use. */
+export interface PermitOptions extends AcquireOptions {
+  /**
+   * The number of permits, which are acquired and released together: a whole number from 1 to the limit of the semaphore.
+   * @default 1
+   */
+  permits?: number | undefined
+}
+
 /** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
 export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
@@ -334,6 +343,14 @@ export interface EventBase {
   /** The first of `names`. */
   readonly name: string
   readonly names: readonly string[]
+  /** What the call or the lease has of the name of a semaphore or a read/write lock. Absent for a lock. */
+  readonly share?: Share
+}
+
+/** A number of permits, and the limit of its semaphore. A reader has 1 permit, a writer 1048576; the limit of both is 1048576. */
+export interface Share {
+  readonly permits: number
+  readonly limit: number
 }
 
 /** A lease was granted. */
@@ -460,6 +477,27 @@ export interface LockInfo {
   readonly waiting: number | null
 }
 
+/** A holder of a semaphore or a read/write lock: what `LockInfo` has but `waiting`, and its share. */
+export interface PermitInfo extends Omit<LockInfo, 'waiting'> {
+  /** The permits that it has in use: of a reader 1, of a writer 1048576. */
+  readonly permits: number
+  /** The limit of its semaphore; of a reader and a writer 1048576. */
+  readonly limit: number
+}
+
+/** The state of a semaphore or a read/write lock. */
+export interface SharedInfo {
+  readonly name: string
+  /** The permits in use. */
+  readonly used: number
+  /** The smallest limit of the holders; `null` without holders. Of a read/write lock: 1048576. */
+  readonly limit: number | null
+  /** The number of calls in the queue of the name, of all processes; 0 without holders. */
+  readonly waiting: number
+  /** The holders, in the order of their grants. */
+  readonly holders: readonly PermitInfo[]
+}
+
 /** Counters since `connect`. `held` and `waiting` are current numbers. */
 export interface LockStats {
   /** Locks that are held now. */
@@ -512,8 +550,8 @@ export declare class LockError extends Error {
   /** The store (`redis`, `mongodb`, `sqlite`, …), if the error came from it. */
   readonly engine?: string;
   /**
-   * For `LOCK_TIMEOUT`: the process that holds `key`. `null` if another tool holds it, it became free meanwhile, or the store did
-   * not answer at once.
+   * For `LOCK_TIMEOUT`: the process that holds `key`; of several the one whose lease ends first. `null` if another tool holds it, it
+   * became free meanwhile, or the store did not answer at once.
    */
   readonly holder?: Holder | null;
   /** For `LOCK_TIMEOUT`: the rest of the holder's lease in milliseconds; `null` if it is not known. */
@@ -554,10 +592,12 @@ export declare class Lock implements AsyncDisposable {
   get name(): string;
   /** All names in the order of the call, without duplicates. */
   get names(): string[];
+  /** The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. */
+  get permits(): number;
   /** The owner token: 32 random hexadecimal digits, new for each acquisition and each `restore()`. */
   get token(): string;
   /**
-   * The fencing token: larger than that of every earlier holder of the name. Store it with each write, and reject a write
+   * The fencing token: larger than that of every earlier grant of the name. Store it with each write, and reject a write
    * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing.
    */
   get fencingToken(): bigint;
@@ -605,6 +645,7 @@ export declare class Lock implements AsyncDisposable {
   /**
    * Returns what another process needs to transfer the lock to itself with `locks.restore()`. The owner token in it is the
    * right to do that: treat it as a secret. It is valid for one `restore()`.
+   * @throws `LOCK_INVALID_ARGUMENT` for a permit of a semaphore and for a side of a read/write lock, which cannot be transferred
    *
    * @example
    * channel.send(JSON.stringify(lock.transferable())) // there: await locks.restore(text)
@@ -617,6 +658,56 @@ export declare class Lock implements AsyncDisposable {
    * console.log(JSON.stringify({ message: 'acquired', lock }))
    */
   toJSON(): LockJson;
+}
+
+/** The calls of a `LockService` on one fixed name: those of a semaphore, or of one side of a read/write lock. They may be detached. */
+export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
+  readonly name: string;
+  /**
+   * Acquires like `LockService.acquire`, and waits in the queue of the name: strictly first come, first served.
+   * @throws as `LockService.acquire`; `LOCK_INVALID_ARGUMENT` on a Redis quorum and on a standalone MongoDB, which have no queue
+   */
+  acquire(options?: O): Promise<Lock>;
+  /**
+   * Acquires like `LockService.tryAcquire`: one attempt, which never overtakes a call that waits. Resolves to `null` if it is not granted.
+   * @throws as `acquire`, without `LOCK_TIMEOUT`
+   */
+  tryAcquire(options?: O): Promise<Lock | null>;
+  /**
+   * Acquires like `acquire`, calls `fn`, and releases, like `LockService.using`.
+   * @throws as `LockService.using`
+   */
+  using<T>(options: O | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
+  using<T>(fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
+  /**
+   * Calls `fn` like `LockService.tryUsing`. `holder` is the holder whose lease ends first.
+   * @throws as `using`, without `LOCK_TIMEOUT`
+   */
+  tryUsing<T>(options: O | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>>;
+  tryUsing<T>(fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>>;
+}
+/**
+ * A limit on concurrency over all processes: at most `limit` permits are in use. It has no state: create one for each call, or keep one.
+ * `LockService.semaphore` returns it.
+ */
+export interface Semaphore extends NamedLock<PermitOptions> {
+  readonly limit: number;
+  /** Reads the holders of permits. */
+  inspect(): Promise<SharedInfo>;
+  /** Releases the permits of all holders. They lose them at their next renewal. Resolves to whether there were any. */
+  forceRelease(): Promise<boolean>;
+}
+/** A read/write lock: many readers, or one writer. It has no state. `LockService.readWriteLock` returns it. */
+export interface ReadWriteLock {
+  readonly name: string;
+  /** The read side: readers hold it at the same time. A reader that comes after a waiting writer waits behind it. */
+  readonly read: NamedLock;
+  /** The write side: its holder is the only one. A reader cannot become a writer: release, acquire, and check the state again. */
+  readonly write: NamedLock;
+  /** Reads the holders: readers, or one writer. */
+  inspect(): Promise<SharedInfo>;
+  /** Releases the name of all holders. They lose it at their next renewal. Resolves to whether there were any. */
+  forceRelease(): Promise<boolean>;
 }
 
 /**
@@ -826,6 +917,32 @@ export declare class LockService implements AsyncDisposable {
   elect(name: string, options: ElectOptions | undefined, fn: (leadership: Leadership) => unknown): Election;
   elect(name: string, fn: (leadership: Leadership) => unknown): Election;
   /**
+   * Returns a semaphore: at most `limit` permits of the name are in use at the same time, in all processes. Creates nothing in the store,
+   * and sends nothing. The limit belongs to each call: a call is granted while the permits in use and its own are at most the smallest
+   * limit of the call and of all holders. The name is another one than that of a lock with the same text, and the same one as
+   * that of a read/write lock. Not on a Redis quorum and a standalone MongoDB: the calls of the semaphore reject there.
+   * @param limit a whole number from 1 to 1048576
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const models = locks.semaphore('model-calls', 5)
+   * const receipt = await models.using({ waitMs: '1m' }, ({ signal, fencingToken }) => {
+   *   return charge('order:42', { signal, fencingToken })
+   * })
+   */
+  semaphore(name: string, limit: number): Semaphore;
+  /**
+   * Returns a read/write lock: many readers, or one writer. Creates nothing in the store, and sends nothing. First come, first served: a
+   * reader that comes after a waiting writer waits behind it. For the name and the stores see `semaphore`.
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const { read, write } = locks.readWriteLock('catalog')
+   * await read.using(() => createReport())
+   * await write.using({ waitMs: '1m' }, () => sendReport())
+   */
+  readWriteLock(name: string): ReadWriteLock;
+  /**
    * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
    * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
    * is another number of waiting calls. Ends when the service is closed.
@@ -863,8 +980,8 @@ export declare class LockService implements AsyncDisposable {
    */
   inspect(name: string): Promise<LockInfo | null>;
   /**
-   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`. The event
-   * loop runs between pages.
+   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Semaphores and read/write locks are not listed.
+   * Each page has `storeTimeoutMs`. The event loop runs between pages.
    * @returns the locks, sorted by the bytes of their names. Await the result for an array, or iterate over it with `for await`
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    *

@@ -14,9 +14,12 @@ export interface TestLocks extends AsyncDisposable {
   /**
    * Ends the lease of a name, as if the store had lost it. Its holder loses the lock, with all names of the lock: `signal`
    * aborts with `LOCK_LOST`, `isHeld` is `false`, `using` rejects with `LOCK_LOST`. The next waiter gets the name.
+   * @param options `shared`: the name is that of a semaphore or a read/write lock, which all holders lose
    * @throws `LOCK_INVALID_ARGUMENT` when the name is not held
    */
-  lose(name: string): Promise<void>;
+  lose(name: string, options?: {
+    shared?: boolean | undefined;
+  }): Promise<void>;
   /**
    * Moves the clock of the store and of its leases forward. A lease that is not renewed expires; its holder loses it, and
    * the next waiter gets the name. A lease that is renewed is renewed in that time, and stays held; `maxHoldMs` and `minHoldMs`

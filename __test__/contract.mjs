@@ -9,10 +9,12 @@ import { minHold } from './contract/min-hold.mjs'
 import { multi } from './contract/multi.mjs'
 import { oncePer } from './contract/once.mjs'
 import { options } from './contract/options.mjs'
+import { shared } from './contract/shared.mjs'
 import { using } from './contract/using.mjs'
-import { suite } from './stores.mjs'
+import { KINDS, suite } from './stores.mjs'
 
 export function contract(kind) {
   for (const part of [gist, acquire, multi, lock, using, oncePer, minHold, options, inspect, elect, close])
     suite(kind, part.name, part)
+  if (KINDS[kind].shares) suite(kind, shared.name, shared)
 }

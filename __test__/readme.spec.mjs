@@ -51,6 +51,22 @@ const EXPECTED = [
   ['docs/stores/redis-quorum.md', 'const quorum', ...prints('true\n')],
   ['docs/stores/memory.md', 'one.acquire', ...prints('null\n')],
   ['docs/fencing.md', 'accounts.updateOne', ...does('balance', 90)],
+  [
+    'docs/semaphores.md',
+    'model-calls',
+    ...prints("[ 'answer to a', 'answer to b', 'answer to c', 'answer to d' ] 2\n"),
+  ],
+  ['docs/semaphores.md', 'large.permits', ...prints('10 null\n')],
+  ['docs/semaphores.md', 'deployment', ...prints('null 1\n')],
+  ['docs/semaphores.md', 'forceRelease()', ...prints('2 5 0 2 { job: 7 }\ntrue false\n')],
+  ['docs/read-write-locks.md', 'imported', ...prints("[ 'report 1', 'report 2', 'report 3' ] imported\n")],
+  [
+    'docs/read-write-locks.md',
+    'accounts.updateOne',
+    {},
+    ({ did, stdout }) => assert.deepEqual([did.balance, stdout], [90, '90\n']),
+  ],
+  ['docs/read-write-locks.md', 'forceRelease()', ...prints('2 2 null\n1048576 1048576\ntrue false\n')],
   // The second run is the instance with the slow clock.
   [
     'docs/recipes/cron.md',

@@ -12,6 +12,7 @@ import { withMongo } from './mongodb-client.mjs'
  * What the contract depends on for each kind of store.
  * - `engine`: its name in errors.
  * - `ordered`: whether it serves the waiters of all processes in the order of arrival.
+ * - `shares`: whether it has semaphores and read/write locks.
  * - `server`: the variable with the URL of the server, if the store needs one; several URLs are separated by commas.
  * - `query`: what the tests append to this URL.
  * - `deadMs`: how long a dead process delays others, if that is longer than its ttl (with `useShortSessions`).
@@ -21,7 +22,7 @@ import { withMongo } from './mongodb-client.mjs'
  * - `mostNames`: the maximum number of names of one lock, if it is below 1000.
  */
 export const KINDS = {
-  memory: { engine: 'memory', ordered: true },
+  memory: { engine: 'memory', ordered: true, shares: true },
   sqlite: { engine: 'sqlite', ordered: true },
   redis: { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_URL' },
   'redis-cluster': { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_CLUSTER_URL' },

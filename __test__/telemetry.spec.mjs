@@ -238,6 +238,33 @@ describe('holdfast/otel', () => {
     await locks.close()
   })
 
+  it('has the kind of a lock in spans, and in all metrics but gauges', async () => {
+    const locks = await instrumented({ nameOf: () => 'kinds' })
+    const { read, write } = locks.readWriteLock('rw')
+    const semaphore = locks.semaphore('s', 2)
+    await semaphore.using({ permits: 2 }, () => semaphore.tryAcquire())
+    await read.using(() => {})
+    await (await write.acquire()).release()
+    await locks.acquireAndExecute('job', () => {})
+    // The points of the other tests have other names.
+    const own = async (name) =>
+      (await points())[name]?.filter(({ attributes }) => attributes['holdfast.name'] === 'kinds')
+    await until('all events', async () => (await own('holdfast.hold'))?.length === 4)
+    const kindsOf = async (name) => (await own(name)).map(({ attributes }) => attributes['holdfast.kind']).sort()
+    const all = ['lock', 'read', 'semaphore', 'write']
+    for (const name of ['hold', 'lost']) assert.deepEqual(await kindsOf(`holdfast.${name}`), all)
+    // One of them was busy.
+    const calls = ['lock', 'read', 'semaphore', 'semaphore', 'write']
+    for (const name of ['wait', 'acquisitions']) assert.deepEqual(await kindsOf(`holdfast.${name}`), calls)
+    assert.equal('holdfast.kind' in (await points())['holdfast.held'][0].attributes, false)
+    await locks.close()
+    const seen = spans.getFinishedSpans().map(({ name, attributes }) => `${name} ${attributes['holdfast.kind']}`)
+    assert.deepEqual(seen.sort(), [
+      ...calls.map((kind) => `holdfast.acquire ${kind}`),
+      ...['lock', 'read', 'semaphore'].map((kind) => `holdfast.using ${kind}`),
+    ])
+  })
+
   it('has the metrics of the Grafana dashboard', async () => {
     const locks = await instrumented()
     await locks.using('job', () => {})
@@ -248,7 +275,7 @@ describe('holdfast/otel', () => {
     const text = readFileSync(new URL('../docs/grafana-dashboard.json', import.meta.url), 'utf8')
     const expressions = text.match(/"expr": ".*"/g) ?? []
     // With the suffixes of Prometheus, and without the attributes.
-    const used = expressions.flatMap((expression) => expression.match(/\bholdfast_(?!engine|name)[a-z]+/g) ?? [])
+    const used = expressions.flatMap((expression) => expression.match(/\bholdfast_(?!engine|kind|name)[a-z]+/g) ?? [])
     assert.deepEqual(
       [...new Set(used)].filter((name) => !found.includes(name)),
       [],
@@ -274,7 +301,11 @@ describe('holdfast/otel', () => {
     assert.equal(parentOf('holdfast.using'), idOf('request'))
     assert.equal(parentOf('holdfast.acquire'), idOf('holdfast.using'))
     assert.equal(parentOf('query'), idOf('holdfast.using'))
-    assert.deepEqual(byName['holdfast.using'].attributes, { 'holdfast.engine': 'memory', 'holdfast.method': 'using' })
+    assert.deepEqual(byName['holdfast.using'].attributes, {
+      'holdfast.engine': 'memory',
+      'holdfast.kind': 'lock',
+      'holdfast.method': 'using',
+    })
   })
 
   it('gives concurrent calls spans of their own, and errors their status', async () => {

@@ -140,6 +140,55 @@ describe('lose()', { concurrency: 4 }, () => {
   })
 })
 
+describe('semaphores and read/write locks', { concurrency: 4 }, () => {
+  test('lose() with shared: all holders lose them, and the next waiters are granted', async ({
+    locks,
+    connect,
+    lose,
+  }) => {
+    const stranger = await connect()
+    const semaphore = locks.semaphore('a', 2)
+    const held = [await semaphore.acquire(), await semaphore.acquire()]
+    const lock = await locks.acquire('a')
+    const waiter = stranger.semaphore('a', 2).acquire({ permits: 2, waitMs: Infinity })
+    await waiting(stranger, 1)
+    await lose('a', { shared: true })
+    for (const { signal } of held) assertLockError(signal.reason, 'LOCK_LOST', { key: 'a' })
+    assert.equal((await waiter).isHeld, true)
+    await lose('a', {})
+    assert.equal(lock.isHeld, false)
+    await lose('a', { shared: true })
+    await rejects(lose('a', { shared: true }), 'LOCK_INVALID_ARGUMENT')
+    for (const options of [5, { shared: 1 }, { all: true }]) {
+      await rejects(lose('a', /** @type {any} */ (options)), 'LOCK_INVALID_ARGUMENT')
+    }
+  })
+
+  test('advance() ends permits without renewal, and renews the others', async ({ connect, advance }) => {
+    const { events, onEvent } = recorder()
+    const locks = await connect({ onEvent })
+    const semaphore = locks.semaphore('a', 3)
+    const brief = await semaphore.acquire({ permits: 2, ttlMs: '1m', renew: false })
+    const renewed = await semaphore.acquire({ ttlMs: '1m' })
+    const writer = locks.readWriteLock('b').write
+    const writing = await writer.acquire({ maxHoldMs: '5m' })
+    const next = writer.acquire({ waitMs: Infinity })
+    await waiting(locks, 1)
+    await advance('59s')
+    assert.equal(brief.isHeld, true)
+    assert.equal(await semaphore.tryAcquire(), null)
+    await advance('10m')
+    assert.deepEqual([brief.isHeld, renewed.isHeld, writing.isHeld, (await next).isHeld], [false, true, false, true])
+    assert.equal((await semaphore.inspect()).used, 1)
+    assert.equal(await (await semaphore.acquire({ permits: 2, waitMs: 0 })).release(), true)
+    const shares = events.filter(({ type }) => type === 'lost').map(({ name, share }) => [name, share])
+    assert.deepEqual(shares, [
+      ['a', { permits: 2, limit: 3 }],
+      ['b', { permits: 1_048_576, limit: 1_048_576 }],
+    ])
+  })
+})
+
 describe('advance()', { concurrency: 4 }, () => {
   test('a lease that is not renewed expires', async ({ locks, connect, advance }) => {
     const stranger = await connect()

@@ -18,6 +18,10 @@ export declare class LockService {
   transfer(names: Array<string>, token: string, fence: string, options: AcquireRecord): Promise<number>
   /** Reads the holder of a name. Resolves to JSON text: an array, which is empty if the name is free. */
   inspect(name: string): Promise<string>
+  /** Reads the holders of a shared name. Resolves to JSON text: an array, in the order of the grants. */
+  inspectShared(name: string): Promise<string>
+  /** Releases a shared name of all owners. Resolves to whether it was held. */
+  forceReleaseShared(name: string): Promise<boolean>
   /** Releases a name, no matter which owner holds it. Resolves to whether it was held. */
   forceRelease(name: string): Promise<boolean>
   /** Returns the counters as JSON text. */
@@ -53,6 +57,8 @@ export interface AcquireRecord {
   waitsForStore?: boolean
   /** The metadata as JSON text. */
   metadata?: string
+  /** The only name is a shared one. One field, because each costs time in every call with this record. */
+  share?: ShareRecord
   /** The ticket that `cancel` takes. */
   ticket?: number
 }
@@ -123,8 +129,8 @@ export declare function forget(id: number): string | null
 /** Whether the lease is held, by the native clock. */
 export declare function isHeld(id: number): boolean
 
-/** Ends the lease of a name in the store of these services. Resolves to whether the name was held. */
-export declare function lose(services: Array<LockService>, name: string): Promise<boolean>
+/** Ends the lease of a name, or all of a shared name, in the store of these services. Resolves to whether the name was held. */
+export declare function lose(services: Array<LockService>, name: string, isShared: boolean): Promise<boolean>
 
 /** Returns the JSON text of the `LOCK_LOST` error if the lease is lost by the native clock. */
 export declare function loss(id: number): string | null
@@ -143,6 +149,12 @@ export declare function remainingMs(id: number): number
 
 /** Keeps the name of a lease busy after an earlier release, until `ms` milliseconds have passed since the grant. */
 export declare function setMinHold(id: number, ms: number): void
+
+/** What an acquisition has of a shared name. */
+export interface ShareRecord {
+  permits: number
+  limit: number
+}
 
 /** Sends a message when the lease is lost. Returns `false` if it was released, and so cannot be lost. */
 export declare function watch(id: number): boolean

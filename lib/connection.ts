@@ -117,8 +117,9 @@ export async function acquire(
   } finally {
     if (call) unlisten(signal!, call)
   }
-  if (!call?.aborted) return id === 0 ? null : createLock(id, names, prefix)
+  const share = more?.share
+  if (!call?.aborted) return id === 0 ? null : createLock(id, names, prefix, share)
   // The grant arrived after the abort.
-  if (id !== 0) await registerLock(createLock(id, names, prefix))[Symbol.asyncDispose]()
+  if (id !== 0) await registerLock(createLock(id, names, prefix, share))[Symbol.asyncDispose]()
   throw signal!.reason
 }

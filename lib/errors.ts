@@ -18,8 +18,8 @@ export class LockError extends Error {
   /** The store (`redis`, `mongodb`, `sqlite`, …), if the error came from it. */
   declare readonly engine?: string
   /**
-   * For `LOCK_TIMEOUT`: the process that holds `key`. `null` if another tool holds it, it became free meanwhile, or the store did
-   * not answer at once.
+   * For `LOCK_TIMEOUT`: the process that holds `key`; of several the one whose lease ends first. `null` if another tool holds it, it
+   * became free meanwhile, or the store did not answer at once.
    */
   declare readonly holder?: Holder | null
   /** For `LOCK_TIMEOUT`: the rest of the holder's lease in milliseconds; `null` if it is not known. */

@@ -17,6 +17,6 @@ export { observe } from './service.js'
 /** @internal For `otel.ts`. */
 export type { Observed } from './connection.js'
 /** @internal For `otel.ts`. */
-export { SOURCE } from './telemetry.js'
+export { kindOf, SOURCE } from './telemetry.js'
 /** @internal For `otel.ts`. */
-export type { Call } from './telemetry.js'
+export type { Call, Kind } from './telemetry.js'

@@ -1,17 +1,32 @@
-import type { Holder, Json, LockInfo } from './types.js'
+import type { Holder, Json, LockInfo, PermitInfo, SharedInfo } from './types.js'
+
+/** Creates what `LockInfo` and `PermitInfo` have in common. */
+function infoOf({ name, remainingMs, fencingToken, holder, metadata }: any, prefix: string): Omit<LockInfo, 'waiting'> {
+  return {
+    name: withoutPrefix(name, prefix),
+    remainingMs: remainingMs ?? Infinity,
+    fencingToken: fencingToken === null ? null : BigInt(fencingToken),
+    holder: holderOf(holder),
+    metadata: metadataOf(metadata),
+  }
+}
 
 /** @internal Creates the `LockInfo`s of the native core's JSON text. `prefix` is that of a view, which is omitted. */
 export function infosOf(json: string, prefix: string): LockInfo[] {
-  return JSON.parse(json).map(({ name, remainingMs, fencingToken, holder, metadata, waiting }: any) =>
-    withTokenAsText({
-      name: withoutPrefix(name, prefix),
-      remainingMs: remainingMs ?? Infinity,
-      fencingToken: fencingToken === null ? null : BigInt(fencingToken),
-      holder: holderOf(holder),
-      metadata: metadataOf(metadata),
-      waiting,
-    }),
-  )
+  return JSON.parse(json).map((info: any) => withTokenAsText({ ...infoOf(info, prefix), waiting: info.waiting }))
+}
+
+/** @internal Creates the `SharedInfo` of the native core's JSON text, which has the holders of one shared name. */
+export function sharedInfoOf(json: string, name: string, prefix: string): SharedInfo {
+  const infos: any[] = JSON.parse(json)
+  const holders: PermitInfo[] = infos.map((info) => withTokenAsText({ ...infoOf(info, prefix), ...info.share }))
+  return {
+    name,
+    used: holders.reduce((sum, { permits }) => sum + permits, 0),
+    limit: holders.length === 0 ? null : Math.min(...holders.map(({ limit }) => limit)),
+    waiting: infos[0]?.waiting ?? 0,
+    holders,
+  }
 }
 
 /** @internal Removes the prefix of a view from a name. */

@@ -2,7 +2,7 @@ import { answerOf, LockError, warn } from './errors.js'
 import { native } from './native.js'
 import { ttlOf } from './durations.js'
 import { LossSignal } from './signals.js'
-import type { Duration, LockJson, Signal, TransferableLock } from './types.js'
+import type { Duration, LockJson, Share, Signal, TransferableLock } from './types.js'
 
 const inspect = Symbol.for('nodejs.util.inspect.custom')
 
@@ -23,8 +23,11 @@ const registry = new FinalizationRegistry<number>((id) => {
   )
 })
 
-/** @internal Creates a `Lock` from the number of its lease. `prefix` is that of a view, which errors omit. */
-export let createLock: (id: number, names: string | string[], prefix: string) => Lock
+/**
+ * @internal Creates a `Lock` from the number of its lease. `prefix` is that of a view, which errors omit; `share` what it has of a shared
+ * name.
+ */
+export let createLock: (id: number, names: string | string[], prefix: string, share?: Share) => Lock
 /** @internal Has the number of a `Lock` removed when the `Lock` is garbage collected. A job needs that only after a loss. */
 export let registerLock: (lock: Lock) => Lock
 /** @internal Releases the lock of `using` or `acquireAndExecute`. Resolves to the JSON text of its loss, or to `null`. */
@@ -44,7 +47,7 @@ export let abortSignal: (lock: Lock, reason: unknown) => void
  */
 export class Lock implements AsyncDisposable {
   static {
-    createLock = (id, names, prefix) => new Lock(id, names, prefix)
+    createLock = (id, names, prefix, share) => new Lock(id, names, prefix, share)
     registerLock = (lock) => {
       registry.register(lock, lock.#id, lock)
       return lock
@@ -68,11 +71,12 @@ export class Lock implements AsyncDisposable {
   readonly #id: number
   readonly #names: string | string[]
   readonly #prefix: string
+  readonly #share: Share | undefined
   #signal: LossSignal | undefined
   /** The description of a lease that was released. */
   #ended: string | undefined
 
-  private constructor(id?: number, names?: string | string[], prefix = '') {
+  private constructor(id?: number, names?: string | string[], prefix = '', share?: Share) {
     if (id === undefined || names === undefined) {
       const origin = 'a Lock comes from acquire, tryAcquire, using or restore of a LockService, not from new'
       throw new LockError('LOCK_INVALID_ARGUMENT', origin)
@@ -80,6 +84,7 @@ export class Lock implements AsyncDisposable {
     this.#id = id
     this.#names = names
     this.#prefix = prefix
+    this.#share = share
   }
 
   /** The (first) name. */
@@ -92,13 +97,18 @@ export class Lock implements AsyncDisposable {
     return typeof this.#names === 'string' ? [this.#names] : [...new Set(this.#names)]
   }
 
+  /** The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. */
+  get permits(): number {
+    return this.#share?.permits ?? 1
+  }
+
   /** The owner token: 32 random hexadecimal digits, new for each acquisition and each `restore()`. */
   get token(): string {
     return this.#describe()[0]!
   }
 
   /**
-   * The fencing token: larger than that of every earlier holder of the name. Store it with each write, and reject a write
+   * The fencing token: larger than that of every earlier grant of the name. Store it with each write, and reject a write
    * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing.
    */
   get fencingToken(): bigint {
@@ -185,11 +195,17 @@ export class Lock implements AsyncDisposable {
   /**
    * Returns what another process needs to transfer the lock to itself with `locks.restore()`. The owner token in it is the
    * right to do that: treat it as a secret. It is valid for one `restore()`.
+   * @throws `LOCK_INVALID_ARGUMENT` for a permit of a semaphore and for a side of a read/write lock, which cannot be transferred
    *
    * @example
    * channel.send(JSON.stringify(lock.transferable())) // there: await locks.restore(text)
    */
   transferable(): TransferableLock {
+    if (this.#share) {
+      const rule =
+        'transferable() must be called on a lock, which can be transferred: not on a permit, a reader or a writer'
+      throw new LockError('LOCK_INVALID_ARGUMENT', rule)
+    }
     const [token, fencingToken, ttlMs, renew, ...metadata] = this.#describe()
     const lock = {
       names: this.names,

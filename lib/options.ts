@@ -1,13 +1,17 @@
 import { milliseconds, OR_TEXT, positiveMs, secondsOf, SHORT_MS, spanMs, ttlOf, warnIfShort } from './durations.js'
 import { describe, invalid, LockError } from './errors.js'
 import type { AcquireRecord } from './native.js'
-import type { SignalLike } from './types.js'
+import type { Share, SignalLike } from './types.js'
 
 const MAX_METADATA_BYTES = 16 * 1024
 const MAX_NAMES = 1000
+/** @internal The largest limit of a semaphore. A writer has all of these permits, and a reader one. */
+export const MAX_PERMITS = 1_048_576
 
 /** @internal The options of `acquire`, `tryAcquire`, `using` and `tryUsing`. */
 export const ACQUIRE = 'ttlMs waitMs renew signal maxHoldMs stallLimitMs minHoldMs metadata onStoreError'.split(' ')
+/** @internal The options of the calls of a semaphore. */
+export const PERMIT = ['permits', ...ACQUIRE]
 /** @internal The object form of `acquireAndExecute`. */
 export const EXECUTE = ['name', 'ttlSeconds', ...ACQUIRE]
 /** @internal The options of `oncePer`. */
@@ -29,6 +33,8 @@ const ALIASES: Record<string, readonly string[]> = {
     'maxattempts acquireattemptslimit maxwait'
   ).split(' '),
   ttlMs: ['ttl', 'ttlms', 'ttlseconds', 'duration', 'expiry', 'expire', 'expires', 'lease', 'leasetime', 'locktimeout'],
+  limit: ['limit', 'maxconcurrent', 'concurrency', 'maxcount', 'count', 'max'],
+  permits: ['permits', 'n', 'weight', 'tokens'],
   renew: ['autoextend', 'extend', 'refresh', 'refreshinterval', 'automaticextensionthreshold'],
   keyPrefix: ['prefix', 'namespace'],
   url: ['uri', 'target', 'connectionstring'],
@@ -65,6 +71,10 @@ export function fields(argument: string, value: unknown, known: readonly string[
 /** Returns the option that an unknown option probably means. */
 function meantBy(key: string, known: readonly string[]): string | undefined {
   const lower = key.toLowerCase()
+  if (known.includes('signal') && known.includes('waitMs')) {
+    const ofSemaphore = ['limit', 'permits'].find((name) => !known.includes(name) && ALIASES[name]!.includes(lower))
+    if (ofSemaphore !== undefined) return `${ofSemaphore} of locks.semaphore(name, limit)`
+  }
   const [meant] = [
     ...known.filter((name) => key && name.toLowerCase().startsWith(lower)),
     ...Object.keys(ALIASES).filter((name) => known.includes(name) && ALIASES[name]!.includes(lower)),
@@ -108,6 +118,16 @@ export function flag(argument: string, value: unknown): boolean {
   return value
 }
 
+/** Checks a whole number from 1 to `most`. */
+function wholeNumber(argument: string, value: unknown, most: number, shown = String(most)): number {
+  if (Number.isInteger(value) && (value as number) >= 1 && (value as number) <= most) return value as number
+  const hint = argument === 'limit' && isObject(value) ? ' (pass the number itself: semaphore(name, 5))' : ''
+  throw invalid(argument, `must be a whole number from 1 to ${shown}`, describe(value) + hint)
+}
+
+/** @internal Checks the limit of a semaphore. */
+export const limitOf = (value: unknown): number => wholeNumber('limit', value, MAX_PERMITS)
+
 function metadataOf(value: unknown): string {
   const rule = 'must be a value that JSON can represent'
   let json: string | undefined
@@ -137,6 +157,16 @@ export function signalOf(value: unknown): SignalLike {
   throw invalid('signal', 'must be an AbortSignal', describe(value))
 }
 
+/** @internal What the calls of a semaphore, or of one side of a read/write lock, acquire. */
+export interface Side {
+  readonly kind: 'semaphore' | 'read' | 'write'
+  /** The options of its calls. */
+  readonly known: readonly string[]
+  /** The permits of a call that sets none. */
+  readonly permits: number
+  readonly limit: number
+}
+
 /** @internal The checked options of one acquisition. `NaN` and `undefined` mean the default of the service. */
 export interface Request {
   ttlMs: number
@@ -146,9 +176,10 @@ export interface Request {
   signal: SignalLike | undefined
 }
 
-/** @internal Checks the options of an acquisition. `renews`: the default of `renew`. */
-export function requestOf(options: Fields | undefined, renews: boolean): Request {
+/** @internal Checks the options of an acquisition. `renews`: the default of `renew`. `side`: it acquires a share of a shared name. */
+export function requestOf(options: Fields | undefined, renews: boolean, side?: Side): Request {
   const request: Request = { ttlMs: NaN, waitMs: NaN, renew: undefined, more: undefined, signal: undefined }
+  if (side) request.more = { share: shareOf(side, options?.['permits']) }
   if (options === undefined) return request
   let value: unknown
   let ttl: unknown
@@ -168,7 +199,7 @@ export function requestOf(options: Fields | undefined, renews: boolean): Request
     if (ttl === undefined) warnIfShort('ttlSeconds', options['ttlSeconds'], request.ttlMs)
     else warnIfShort('ttlMs', ttl, request.ttlMs)
   }
-  const more: AcquireRecord = {}
+  const more = request.more ?? {}
   if ((value = options['maxHoldMs']) !== undefined) more.maxHoldMs = positiveMs('maxHoldMs', value)
   if ((value = options['stallLimitMs']) !== undefined) more.stallLimitMs = positiveMs('stallLimitMs', value)
   if ((value = options['minHoldMs']) !== undefined) more.minHoldMs = spanMs('minHoldMs', value)
@@ -180,6 +211,12 @@ export function requestOf(options: Fields | undefined, renews: boolean): Request
   for (const _ in more) request.more = more
   if ((value = options['signal']) !== undefined) request.signal = signalOf(value)
   return request
+}
+
+/** Returns the share of one call. */
+function shareOf({ permits, limit }: Side, given: unknown): Share {
+  if (given === undefined) return { permits, limit }
+  return { permits: wholeNumber('permits', given, limit, `the limit, which is ${limit}`), limit }
 }
 
 /** @internal Returns a request as one record. */

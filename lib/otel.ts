@@ -2,8 +2,8 @@
 import { subscribe, tracingChannel, unsubscribe } from 'node:diagnostics_channel'
 import { context, metrics, SpanKind, SpanStatusCode, trace } from '@opentelemetry/api'
 import type { Attributes, Context, Meter, MeterProvider, Span, Tracer, TracerProvider } from '@opentelemetry/api'
-import { callback, describe, fields, isLockError, observe, SOURCE, stackOf, warn } from './index.js'
-import type { Call, LockService, Observed } from './index.js'
+import { callback, describe, fields, isLockError, kindOf, observe, SOURCE, stackOf, warn } from './index.js'
+import type { Call, Kind, LockService, Observed } from './index.js'
 import type { LockEvent } from './types.js'
 
 /** The options of `instrument`. */
@@ -41,7 +41,7 @@ const OUTCOMES = { acquired: 'acquired', timeout: 'busy', aborted: 'aborted', fa
  *
  * Spans: `holdfast.acquire` for a call that acquires a lock, and `holdfast.using` for one that runs a job, with the span of its
  * acquisition and those of the job as children; `holdfast.outcome` is `busy` or `aborted` if there was no lock. Both need Node 20.13 or
- * later. Every metric and span has `holdfast.engine`. Elections have no spans: they wait for days. The gauges of several services on the
+ * later. Every metric and span has `holdfast.engine`; all but the gauges have `holdfast.kind`: `lock`, `semaphore`, `read`, `write`. Elections have no spans: they wait for days. The gauges of several services on the
  * same kind of store are added (`holdfast.connected`: the smallest), and end with `close()`.
  *
  * @returns a function that ends the recording
@@ -58,10 +58,10 @@ export function instrument(locks: LockService, options: InstrumentOptions = {}):
   const service: Service = {
     observed,
     isOwn: (message) => (message as { [SOURCE]?: unknown })[SOURCE] === source,
-    attributesOf(names, more) {
-      const attributes: Attributes = { ...more }
+    attributesOf(names, kind, more) {
+      const attributes: Attributes = { ...more, 'holdfast.kind': kind }
       if (source.engine !== '') attributes['holdfast.engine'] = source.engine
-      const name = names?.[0] === undefined || !nameOf ? undefined : shortName(nameOf, names[0])
+      const name = names[0] === undefined || !nameOf ? undefined : shortName(nameOf, names[0])
       if (name !== undefined) attributes['holdfast.name'] = name
       return attributes
     },
@@ -82,7 +82,7 @@ interface Service {
   readonly observed: Observed
   /** Whether a message is about this service. */
   isOwn(message: unknown): boolean
-  attributesOf(names?: readonly string[], more?: Attributes): Attributes
+  attributesOf(names: readonly string[], kind: Kind, more?: Attributes): Attributes
 }
 
 let isNameWarned = false
@@ -112,18 +112,18 @@ function recordMetrics(meter: Meter, { isOwn, attributesOf }: Service): () => vo
   const record = (event: LockEvent): void => {
     switch (event.type) {
       case 'lost':
-        lost.add(1, attributesOf(event.names))
+        lost.add(1, attributesOf(event.names, kindOf(event.share)))
       // falls through
       case 'released':
-        return hold.record(event.heldMs / 1000, attributesOf(event.names, { outcome: event.type }))
+        return hold.record(event.heldMs / 1000, attributesOf(event.names, kindOf(event.share), { outcome: event.type }))
       case 'acquired':
         // A rate over a counter that begins with its first loss does not show that loss.
-        lost.add(0, attributesOf(event.names))
+        lost.add(0, attributesOf(event.names, kindOf(event.share)))
       // falls through
       case 'timeout':
       case 'aborted':
       case 'failed': {
-        const attributes = attributesOf(event.names, { outcome: OUTCOMES[event.type] })
+        const attributes = attributesOf(event.names, kindOf(event.share), { outcome: OUTCOMES[event.type] })
         wait.record(event.waitedMs / 1000, attributes)
         acquisitions.add(1, attributes)
       }
@@ -208,7 +208,7 @@ function recordSpans(tracer: Tracer, { isOwn, attributesOf }: Service): () => vo
   const begin = (call: Call, isUsing: boolean): Context | undefined => {
     if (isStopped || !isOwn(call)) return undefined
     const parent = inside ?? context.active()
-    const attributes = attributesOf(call.names, { 'holdfast.method': call.method })
+    const attributes = attributesOf(call.names, call.kind, { 'holdfast.method': call.method })
     const span = tracer.startSpan(
       isUsing ? 'holdfast.using' : 'holdfast.acquire',
       { kind: SpanKind.CLIENT, attributes },

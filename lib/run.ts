@@ -4,7 +4,7 @@ import { errorOf, isLockError } from './errors.js'
 import { finishLock, holdAtLeast } from './lock.js'
 import type { Lock } from './lock.js'
 import { ACQUIRE, callback, EXECUTE, fields, isObject, nameOf, namesOf, ONCE, requestOf, UNLIMITED } from './options.js'
-import type { Request } from './options.js'
+import type { Request, Side } from './options.js'
 import { positiveMs, secondsOf } from './durations.js'
 import { traceAcquire, traceUsing } from './telemetry.js'
 import type { Run } from './telemetry.js'
@@ -40,27 +40,29 @@ function finish(connection: Connection, lock: Lock): Promise<string | null> {
 /** @internal What a call does with a busy name: `using` rejects, `tryUsing` and `oncePer` return its holder. */
 export type Kind = 'using' | 'tryUsing' | 'oncePer'
 
-/** @internal `using`, `tryUsing` and `oncePer`. */
+/** @internal `using`, `tryUsing` and `oncePer`; with `side` those of a semaphore, or of one side of a read/write lock. */
 export function using<T>(
   connection: Connection,
   kind: Kind,
   names: unknown,
   second: unknown,
   third: unknown,
+  side?: Side,
 ): Promise<T | Attempt<T>> {
   const acquireAndRun = async (run: Run): Promise<T | Attempt<T>> => {
     const isOnce = kind === 'oncePer'
     const wanted = isOnce ? nameOf(names) : namesOf(names)
     const isShort = typeof second === 'function' && third === undefined
-    const options = isShort ? undefined : fields('options', second, isOnce ? ONCE : ACQUIRE)
+    const options = isShort ? undefined : fields('options', second, isOnce ? ONCE : (side?.known ?? ACQUIRE))
     const job = callback<Job<T>>('fn', isShort ? second : third)
     const periodMs = isOnce ? positiveMs('periodMs', options?.['periodMs']) : 0
-    const request = requestOf(options, connection.renews)
+    const request = requestOf(options, connection.renews, side)
     if (isOnce) request.more = { ...UNLIMITED, ...request.more }
     if (kind !== 'using' && Number.isNaN(request.waitMs)) request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2)
     let lock: Lock
     try {
-      lock = (await traceAcquire(connection, kind, wanted, () => acquire(connection, wanted, request, REJECT_BUSY)))!
+      const call = () => acquire(connection, wanted, request, REJECT_BUSY)
+      lock = (await traceAcquire(connection, kind, wanted, call, side?.kind))!
     } catch (thrown) {
       // The reason of the caller's signal may be a `LOCK_TIMEOUT` of another call.
       if (kind === 'using' || !isLockError(thrown, 'LOCK_TIMEOUT') || thrown === request.signal?.reason) throw thrown
@@ -81,7 +83,7 @@ export function using<T>(
     if (loss !== null) throw errorOf(loss, connection.prefix)
     return kind === 'using' ? value : { ran: true, value }
   }
-  return traceUsing(connection, kind, () => names, acquireAndRun)
+  return traceUsing(connection, kind, () => names, acquireAndRun, side?.kind)
 }
 
 /**

@@ -11,6 +11,8 @@ import { lazily } from './lazy.js'
 import { list } from './list.js'
 import { createLock, registerLock } from './lock.js'
 import type { Lock } from './lock.js'
+import { createReadWriteLock, createSemaphore } from './named.js'
+import type { ReadWriteLock, Semaphore } from './named.js'
 import { native } from './native.js'
 import type { NativeService } from './native.js'
 import { ACQUIRE, fields, nameOf, namesOf, requestOf, restorationOf, text } from './options.js'
@@ -311,6 +313,38 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
+   * Returns a semaphore: at most `limit` permits of the name are in use at the same time, in all processes. Creates nothing in the store,
+   * and sends nothing. The limit belongs to each call: a call is granted while the permits in use and its own are at most the smallest
+   * limit of the call and of all holders. The name is another one than that of a lock with the same text, and the same one as
+   * that of a read/write lock. Not on a Redis quorum and a standalone MongoDB: the calls of the semaphore reject there.
+   * @param limit a whole number from 1 to 1048576
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const models = locks.semaphore('model-calls', 5)
+   * const receipt = await models.using({ waitMs: '1m' }, ({ signal, fencingToken }) => {
+   *   return charge('order:42', { signal, fencingToken })
+   * })
+   */
+  semaphore(name: string, limit: number): Semaphore {
+    return createSemaphore(this.#connection, name, limit)
+  }
+
+  /**
+   * Returns a read/write lock: many readers, or one writer. Creates nothing in the store, and sends nothing. First come, first served: a
+   * reader that comes after a waiting writer waits behind it. For the name and the stores see `semaphore`.
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const { read, write } = locks.readWriteLock('catalog')
+   * await read.using(() => createReport())
+   * await write.using({ waitMs: '1m' }, () => sendReport())
+   */
+  readWriteLock(name: string): ReadWriteLock {
+    return createReadWriteLock(this.#connection, name)
+  }
+
+  /**
    * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
    * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
    * is another number of waiting calls. Ends when the service is closed.
@@ -363,8 +397,8 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`. The event
-   * loop runs between pages.
+   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Semaphores and read/write locks are not listed.
+   * Each page has `storeTimeoutMs`. The event loop runs between pages.
    * @returns the locks, sorted by the bytes of their names. Await the result for an array, or iterate over it with `for await`
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    *

@@ -1,6 +1,7 @@
 import { channel, tracingChannel } from 'node:diagnostics_channel'
 import type { Connection } from './connection.js'
-import type { LockEvent } from './types.js'
+import { MAX_PERMITS } from './options.js'
+import type { LockEvent, Share } from './types.js'
 
 /** @internal The service of a message. */
 export interface Source {
@@ -17,12 +18,23 @@ export const SOURCE = Symbol('holdfast.source')
 /** @internal Calls a job. */
 export type Run = <T>(job: () => T) => T
 
+/** @internal What a call acquires, or an event is about. */
+export type Kind = 'lock' | 'semaphore' | 'read' | 'write'
+
+/** @internal Returns the kind of an event. */
+export function kindOf(share: Share | undefined): Kind {
+  if (share === undefined) return 'lock'
+  if (share.limit < MAX_PERMITS) return 'semaphore'
+  return share.permits === MAX_PERMITS ? 'write' : 'read'
+}
+
 /** @internal A message of the tracing channels, about one call. */
 export interface Call {
   /** The method that was called. */
   readonly method: string
   readonly names: readonly string[]
   readonly engine: string
+  readonly kind: Kind
   readonly [SOURCE]: Source
   /** A subscriber of `tracing:holdfast:using:start` may replace it: it calls the job, for example in a context of its own. */
   run: Run
@@ -60,11 +72,11 @@ export function publish(event: LockEvent, source: Source): void {
 }
 
 /** Returns the message about a call. */
-function callOf({ source, prefix }: Connection, method: string, names: unknown): Call {
+function callOf({ source, prefix }: Connection, method: string, names: unknown, kind: Kind): Call {
   const given: unknown[] = Array.isArray(names) ? names : [names]
   // A name that is not text is rejected by the call.
   const list = given.filter((name) => typeof name === 'string').map((name) => prefix + name)
-  return { method, names: list, engine: source.engine, run: runNow, [SOURCE]: source }
+  return { method, names: list, engine: source.engine, kind, run: runNow, [SOURCE]: source }
 }
 
 /** @internal Makes an acquisition, with messages if `tracing:holdfast:acquire:*` has subscribers. */
@@ -73,8 +85,9 @@ export function traceAcquire<T>(
   method: string,
   names: string | string[],
   acquire: () => Promise<T>,
+  kind: Kind = 'lock',
 ): Promise<T> {
-  return ACQUIRE.hasSubscribers ? ACQUIRE.tracePromise(acquire, callOf(connection, method, names)) : acquire()
+  return ACQUIRE.hasSubscribers ? ACQUIRE.tracePromise(acquire, callOf(connection, method, names, kind)) : acquire()
 }
 
 /** @internal Acquires a lock and calls a job, with messages if `tracing:holdfast:using:*` has subscribers. */
@@ -83,9 +96,10 @@ export function traceUsing<T>(
   method: string,
   names: () => unknown,
   using: (run: Run) => Promise<T>,
+  kind: Kind = 'lock',
 ): Promise<T> {
   if (!USING.hasSubscribers) return using(runNow)
-  const call = callOf(connection, method, names())
+  const call = callOf(connection, method, names(), kind)
   return USING.tracePromise(() => using((job) => call.run(job)), call)
 }
 

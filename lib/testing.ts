@@ -1,7 +1,7 @@
 import { positiveMs } from './durations.js'
 import { answerOf, invalid } from './errors.js'
 import { native } from './native.js'
-import { fields, nameOf } from './options.js'
+import { fields, flag, nameOf } from './options.js'
 import { LockService, nativeOf } from './service.js'
 import type { ConnectOptions, Duration } from './types.js'
 
@@ -24,9 +24,10 @@ export interface TestLocks extends AsyncDisposable {
   /**
    * Ends the lease of a name, as if the store had lost it. Its holder loses the lock, with all names of the lock: `signal`
    * aborts with `LOCK_LOST`, `isHeld` is `false`, `using` rejects with `LOCK_LOST`. The next waiter gets the name.
+   * @param options `shared`: the name is that of a semaphore or a read/write lock, which all holders lose
    * @throws `LOCK_INVALID_ARGUMENT` when the name is not held
    */
-  lose(name: string): Promise<void>
+  lose(name: string, options?: { shared?: boolean | undefined }): Promise<void>
 
   /**
    * Moves the clock of the store and of its leases forward. A lease that is not renewed expires; its holder loses it, and
@@ -72,9 +73,10 @@ export async function createTestLocks(options?: TestLocksOptions): Promise<TestL
     return service
   }
 
-  async function lose(name: string): Promise<void> {
+  async function lose(name: string, options?: { shared?: boolean | undefined }): Promise<void> {
     nameOf(name)
-    if (!(await answerOf(native.lose(natives(), name))))
+    const shared = fields('options', options, ['shared'])?.['shared'] ?? false
+    if (!(await answerOf(native.lose(natives(), name, flag('shared', shared)))))
       throw invalid('name', 'must be held', `the free name ${JSON.stringify(name)}`)
   }
 

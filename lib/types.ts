@@ -91,6 +91,15 @@ export interface AcquireOptions {
   metadata?: Json | object | undefined
 }
 
+/** The options of the calls of a semaphore: those of `acquire`, and the number of permits. `minHoldMs` keeps the permits in use. */
+export interface PermitOptions extends AcquireOptions {
+  /**
+   * The number of permits, which are acquired and released together: a whole number from 1 to the limit of the semaphore.
+   * @default 1
+   */
+  permits?: number | undefined
+}
+
 /** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
 export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
@@ -334,6 +343,14 @@ export interface EventBase {
   /** The first of `names`. */
   readonly name: string
   readonly names: readonly string[]
+  /** What the call or the lease has of the name of a semaphore or a read/write lock. Absent for a lock. */
+  readonly share?: Share
+}
+
+/** A number of permits, and the limit of its semaphore. A reader has 1 permit, a writer 1048576; the limit of both is 1048576. */
+export interface Share {
+  readonly permits: number
+  readonly limit: number
 }
 
 /** A lease was granted. */
@@ -458,6 +475,27 @@ export interface LockInfo {
    * wait, until a release skips them.
    */
   readonly waiting: number | null
+}
+
+/** A holder of a semaphore or a read/write lock: what `LockInfo` has but `waiting`, and its share. */
+export interface PermitInfo extends Omit<LockInfo, 'waiting'> {
+  /** The permits that it has in use: of a reader 1, of a writer 1048576. */
+  readonly permits: number
+  /** The limit of its semaphore; of a reader and a writer 1048576. */
+  readonly limit: number
+}
+
+/** The state of a semaphore or a read/write lock. */
+export interface SharedInfo {
+  readonly name: string
+  /** The permits in use. */
+  readonly used: number
+  /** The smallest limit of the holders; `null` without holders. Of a read/write lock: 1048576. */
+  readonly limit: number | null
+  /** The number of calls in the queue of the name, of all processes; 0 without holders. */
+  readonly waiting: number
+  /** The holders, in the order of their grants. */
+  readonly holders: readonly PermitInfo[]
 }
 
 /** Counters since `connect`. `held` and `waiting` are current numbers. */

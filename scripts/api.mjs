@@ -161,7 +161,7 @@ function sectionOf({ comment, code }) {
   const lines = [`## ${name}`, '']
   const body = code.slice(1, -1)
   if (kind === 'class' || kind === 'interface') {
-    const base = / extends ([\w, ]+?) \{/.exec(code[0])?.[1]
+    const base = / extends ([\w<>', ]+?) \{/.exec(code[0])?.[1]
     if (kind === 'interface' && base) lines.push(`Extends \`${base}\`.`, '')
     lines.push(...proseOf(comment), ...(kind === 'class' ? classOf : tableOf)(itemsOf(body, '  ')))
   } else {

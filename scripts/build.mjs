@@ -63,7 +63,7 @@ async function compile() {
     readFileSync(join(compiled, `${name}.d.ts`), 'utf8').replaceAll(/^( {4})+/gm, (indent) =>
       indent.slice(indent.length / 2),
     )
-  const emitted = ['errors', 'lock', 'election', 'service'].map(declarations)
+  const emitted = ['errors', 'lock', 'named', 'election', 'service'].map(declarations)
   // Without `#private`, TypeScript compares a class by its members: a unit test may use an object literal instead.
   const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {2}#private;\n|^declare .*\n|^type .*\n/gm
   const classes = emitted.map((part) => part.replace(notPublic, ''))

@@ -45,7 +45,7 @@ function forbidden(path) {
       'js/ imports of L1 only the configuration',
     ])
   }
-  if (/^(error|model|claim|share|clock|backoff|event_loop|stall_detector)\.rs$/.test(path)) {
+  if (/^(error|model|process|share|clock|backoff|event_loop|stall_detector)\.rs$/.test(path)) {
     rules.push([/\bcrate::(engine|service|js)\b/, 'L0 imports no layer above it'])
   }
   return rules

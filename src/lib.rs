@@ -18,12 +18,12 @@
 #![cfg_attr(not(feature = "default"), allow(unused, reason = "of stores that are left out"))]
 
 pub mod backoff;
-pub mod claim;
 pub mod clock;
 pub mod engine;
 pub mod error;
 pub mod event_loop;
 pub mod model;
+pub mod process;
 pub mod service;
 pub mod share;
 pub mod stall_detector;

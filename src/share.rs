@@ -1,7 +1,5 @@
 //! Shares of a name: the permits of a semaphore, the read and the write side of a read/write lock.
 
-use crate::error::LockError;
-
 /// The largest limit of a semaphore. A writer has all of these permits, and a reader one.
 pub const MAX_PERMITS: u32 = 1 << 20;
 
@@ -28,20 +26,10 @@ impl Share {
         limit: MAX_PERMITS,
     };
 
-    /// Validates the numbers.
-    ///
-    /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` unless `1 <= permits <= limit <= 1048576`.
-    pub fn new(permits: u32, limit: u32) -> Result<Self, LockError> {
-        if limit == 0 || limit > MAX_PERMITS {
-            let rule = "must be a whole number from 1 to 1048576";
-            return Err(LockError::invalid("limit", rule, limit));
-        }
-        if permits == 0 || permits > limit {
-            let rule = format!("must be a whole number from 1 to the limit, which is {limit}");
-            return Err(LockError::invalid("permits", &rule, permits));
-        }
-        Ok(Share { permits, limit })
+    /// Creates a share. `None` unless `1 <= permits <= limit <= 1048576`.
+    pub fn new(permits: u32, limit: u32) -> Option<Self> {
+        let is_valid = 1 <= permits && permits <= limit && limit <= MAX_PERMITS;
+        is_valid.then_some(Share { permits, limit })
     }
 
     /// Returns the number of permits.
@@ -52,6 +40,15 @@ impl Share {
     /// Returns the limit.
     pub fn limit(self) -> u32 {
         self.limit
+    }
+
+    /// Returns what messages call a name with shares like this one.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Share::READER => "read lock",
+            Share::WRITER => "write lock",
+            _ => "semaphore",
+        }
     }
 }
 

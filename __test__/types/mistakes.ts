@@ -124,6 +124,25 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   // @ts-expect-error the result is fn's
   const length: Promise<string> = locks.using('n', () => 5)
 
+  // @ts-expect-error the limit is missing
+  locks.semaphore('n')
+  // @ts-expect-error a number, not an object
+  locks.semaphore('n', { limit: 5 })
+  // @ts-expect-error one name
+  locks.semaphore(['n'], 5)
+  // @ts-expect-error a read/write lock has no limit
+  locks.readWriteLock('n', 5)
+  // @ts-expect-error a side has no permits
+  locks.readWriteLock('n').read.acquire({ permits: 2 })
+  // @ts-expect-error a lock has no permits
+  locks.acquire('n', { permits: 2 })
+  // @ts-expect-error the name is that of the semaphore
+  locks.semaphore('n', 5).acquire('n')
+  // @ts-expect-error fn is missing
+  locks.semaphore('n', 5).using({ permits: 2 })
+  // @ts-expect-error the job may have been skipped
+  ;(await locks.semaphore('n', 5).tryUsing(() => 5)).value
+
   // @ts-expect-error the ttl is missing
   lock.extend()
   // @ts-expect-error milliseconds are a number

@@ -8,6 +8,7 @@ export async function usage(maybe: { options?: TestLocksOptions | undefined }) {
   const services: LockService[] = [locks, await connect(), await connect({ defaults: { ttlMs: '5m' } })]
   await createTestLocks({ onEvent: (event) => event.type, storeTimeoutMs: 1000 })
   const none: void = await lose('n')
+  await lose('n', { shared: true })
   await advance(5)
   await advance('1h')
   await close()

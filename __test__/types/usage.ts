@@ -18,7 +18,14 @@ import type {
   LockInfo,
   LockJson,
   LockStats,
+  NamedLock,
   OncePerOptions,
+  PermitInfo,
+  PermitOptions,
+  ReadWriteLock,
+  Semaphore,
+  Share,
+  SharedInfo,
   TransferableLock,
   Signal,
   SignalLike,
@@ -223,7 +230,8 @@ export function events(event: LockEvent) {
     case 'renewed':
       return same<typeof event.fencingToken, bigint>(true)
     case 'waiting':
-      return same<keyof typeof event, 'type' | 'engine' | 'name' | 'names'>(true)
+      same<typeof event.share, Share | undefined>(true)
+      return same<keyof typeof event, 'type' | 'engine' | 'name' | 'names' | 'share'>(true)
     case 'timeout':
     case 'aborted':
       return same<typeof event.waitedMs, number>(true)
@@ -291,6 +299,32 @@ export class Report {
 }
 
 export const isLock = (value: unknown): value is Lock => value instanceof Object && 'fencingToken' in value
+
+export async function shares(locks: LockService) {
+  const semaphore: Semaphore = locks.semaphore('n', 5)
+  const lock: ReadWriteLock = locks.readWriteLock('n')
+  const sides: NamedLock[] = [lock.read, lock.write, semaphore]
+  const options: PermitOptions = { permits: 2, ttlMs: '10s', signal, metadata: {}, onStoreError: 'wait' }
+  const held = [await semaphore.acquire(options), await lock.read.acquire({ waitMs: 0 }), await lock.write.acquire()]
+  same<typeof held, Lock[]>(true)
+  const maybe = [await semaphore.tryAcquire({ permits: undefined }), await lock.write.tryAcquire()]
+  same<typeof maybe, (Lock | null)[]>(true)
+  same<Lock['permits'], number>(true)
+  const value = await semaphore.using({ permits: 1 }, async ({ permits }) => permits)
+  same<typeof value, number>(true)
+  const short = await lock.read.using(() => 'text')
+  same<typeof short, string>(true)
+  const attempts = [await semaphore.tryUsing(() => 5), await lock.write.tryUsing(undefined, () => 5)]
+  same<typeof attempts, Attempt<number>[]>(true)
+  const infos = [await semaphore.inspect(), await lock.inspect()]
+  same<typeof infos, SharedInfo[]>(true)
+  same<SharedInfo['limit'], number | null>(true)
+  same<SharedInfo['holders'], readonly PermitInfo[]>(true)
+  same<PermitInfo['fencingToken'], bigint | null>(true)
+  same<Share, { readonly permits: number; readonly limit: number }>(true)
+  const forced: boolean[] = [await semaphore.forceRelease(), await lock.forceRelease()]
+  return [sides, forced, semaphore.limit, semaphore.name, lock.name]
+}
 
 export async function elections(locks: LockService) {
   const options: ElectOptions = {

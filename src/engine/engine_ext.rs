@@ -38,16 +38,19 @@ pub trait EngineExt: Engine {
         }
     }
 
+    /// Reads the holders of a name: at most one, or those of all shares of a shared name.
+    fn holders(&self, key: &Key, waits_for_token: bool) -> impl Future<Output = Result<Vec<LockInfo>>> + Send {
+        async move { self.read(Read::Name { key, waits_for_token }).await }
+    }
+
     /// Reads the holder of a name. `None`: it is free.
     fn inspect(&self, key: &Key) -> impl Future<Output = Result<Option<LockInfo>>> + Send {
-        let waits_for_token = true;
-        async move { Ok(self.read(Read::Name { key, waits_for_token }).await?.pop()) }
+        async move { Ok(self.holders(key, true).await?.pop()) }
     }
 
     /// Reads the holder of a name like [`EngineExt::inspect`], without a wait for a fencing token that the store shows later.
     fn inspect_now(&self, key: &Key) -> impl Future<Output = Result<Option<LockInfo>>> + Send {
-        let waits_for_token = false;
-        async move { Ok(self.read(Read::Name { key, waits_for_token }).await?.pop()) }
+        async move { Ok(self.holders(key, false).await?.pop()) }
     }
 
     /// Reads the locks whose name starts with `prefix`, with a time limit for each page.

@@ -12,7 +12,7 @@ use super::bridge::leases::Entry;
 use super::bridge::notifier::Notifier;
 use super::bridge::{Bridge, hold_process};
 use crate::error::LockError;
-use crate::model::{Names, Process};
+use crate::model::{Names, Process, Share};
 use crate::service::{AcquireOptions, BusyLock, Lease, Locks, Outcome, Wait};
 
 /// A pending acquisition.
@@ -81,7 +81,8 @@ impl PendingAcquisition {
         };
         let name = lock.as_ref().map_or(&self.names[0], |lock| &lock.name).clone();
         let held = lock.as_deref().map(held_by).unwrap_or_default();
-        let message = format!("the lock {:?} was still busy after {waited} ms{held}", name.as_str());
+        let noun = self.options.share.map_or("lock", Share::noun);
+        let message = format!("the {noun} {:?} was still busy after {waited} ms{held}", name.as_str());
         let info = lock.and_then(|lock| lock.info.ok().flatten());
         Err(LockError::timeout(name.as_str(), message, info))
     }
@@ -104,8 +105,13 @@ fn held_by(lock: &BusyLock) -> String {
         return ": it is held by a process of holdfast that has not written its name, and may have died before".into();
     }
     let Process { host, pid } = &holder.process;
+    let others = match lock.others {
+        0 => String::new(),
+        1 => " and one other holder".into(),
+        others => format!(" and {others} other holders"),
+    };
     if lock.is_own {
-        return format!(": it is held by this process (pid {pid} on {host})");
+        return format!(": it is held by this process (pid {pid} on {host}){others}");
     }
-    format!(": it is held by pid {pid} on {host}")
+    format!(": it is held by pid {pid} on {host}{others}")
 }

@@ -9,6 +9,13 @@ use crate::model::{Key, MAX_KEY_BYTES, Names};
 /// A name, or the error of an invalid one.
 pub struct NameArgument(pub(super) std::result::Result<Key, LockError>);
 
+impl NameArgument {
+    /// Returns the shared name with the same text.
+    pub(super) fn shared(self) -> Self {
+        NameArgument(self.0.map(|key| key.shared()))
+    }
+}
+
 /// One name or several, or the error of an invalid one.
 pub struct NamesArgument(pub(super) std::result::Result<Names, LockError>);
 

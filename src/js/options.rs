@@ -7,8 +7,28 @@ use std::time::Duration;
 use napi_derive::napi;
 
 use crate::engine::{Settings, TlsFiles};
-use crate::model::Ttl;
+use crate::error::LockError;
+use crate::model::{Share, Ttl};
 use crate::service::{AcquireOptions, Wait};
+
+/// What an acquisition has of a shared name.
+#[napi(object)]
+#[derive(Clone, Copy)]
+pub struct ShareRecord {
+    pub permits: u32,
+    pub limit: u32,
+}
+
+impl ShareRecord {
+    /// Returns the share.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT`.
+    pub(super) fn share(self) -> Result<Share, LockError> {
+        let rule = "must be from 1 to the limit, which is at most 1048576";
+        Share::new(self.permits, self.limit).ok_or_else(|| LockError::invalid("permits", rule, self.permits))
+    }
+}
 
 /// The options of one acquisition, or the defaults of a service.
 #[napi(object)]
@@ -23,6 +43,8 @@ pub struct AcquireRecord {
     pub waits_for_store: Option<bool>,
     /// The metadata as JSON text.
     pub metadata: Option<String>,
+    /// The only name is a shared one. One field, because each costs time in every call with this record.
+    pub share: Option<ShareRecord>,
     /// The ticket that `cancel` takes.
     pub ticket: Option<f64>,
 }

@@ -187,13 +187,20 @@ impl LockService {
         flags: u32,
         more: Option<AcquireRecord>,
     ) -> Result<Unknown<'env>> {
-        let names = match names.0 {
+        let mut names = match names.0 {
             Ok(names) => names,
             Err(error) => return Deferred::rejected(env, error),
         };
         let mut options = self.defaults[usize::from(flags & REJECT_BUSY != 0)].clone();
         if let Some(more) = &more {
             options = more.over(&options).into();
+            if let Some(record) = more.share {
+                match record.share() {
+                    Ok(share) => Arc::make_mut(&mut options).share = Some(share),
+                    Err(error) => return Deferred::rejected(env, error),
+                }
+                names = names[0].shared().into();
+            }
         }
         if !ttl_ms.is_nan() {
             Arc::make_mut(&mut options).ttl = ttl(ttl_ms);
@@ -266,8 +273,20 @@ impl LockService {
     #[napi(ts_args_type = "name: string", ts_return_type = "Promise<string>")]
     pub fn inspect<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
         let locks = self.locks.clone();
-        let inspecting = async move { Ok(infos_to_json(locks.inspect(&name.0?).await?.as_slice())) };
+        let inspecting = async move { Ok(infos_to_json(&locks.inspect(&name.0?).await?)) };
         self.bridge.answer(env, &self.locks, inspecting, |_, text| Ok(text))
+    }
+
+    /// Reads the holders of a shared name. Resolves to JSON text: an array, in the order of the grants.
+    #[napi(ts_args_type = "name: string", ts_return_type = "Promise<string>")]
+    pub fn inspect_shared<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
+        self.inspect(env, name.shared())
+    }
+
+    /// Releases a shared name of all owners. Resolves to whether it was held.
+    #[napi(ts_args_type = "name: string", ts_return_type = "Promise<boolean>")]
+    pub fn force_release_shared<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
+        self.force_release(env, name.shared())
     }
 
     /// Releases a name, no matter which owner holds it. Resolves to whether it was held.

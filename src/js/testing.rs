@@ -29,18 +29,21 @@ pub fn advance<'env>(env: &'env Env, services: Vec<ClassInstance<'_, LockService
     })
 }
 
-/// Ends the lease of a name in the store of these services. Resolves to whether the name was held.
+/// Ends the lease of a name, or all of a shared name, in the store of these services. Resolves to whether the name was held.
 #[napi(ts_return_type = "Promise<boolean>")]
 pub fn lose<'env>(
     env: &'env Env,
     services: Vec<ClassInstance<'_, LockService>>,
     name: String,
+    is_shared: bool,
 ) -> Result<Unknown<'env>> {
     let services = locks_of(&services);
     on_io_thread(env, |bridge| {
         let shared = bridge.shared().clone();
         async move {
-            let was_held = testing::lose(&services, &Key::new(&name)?).await?;
+            let key = Key::new(&name)?;
+            let key = if is_shared { key.shared() } else { key };
+            let was_held = testing::lose(&services, &key).await?;
             shared.delivered().await;
             Ok(was_held)
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::Code;
-use crate::model::{Fence, Names};
+use crate::model::{Fence, Names, Share};
 
 /// The kinds of event. The event's `type` in JavaScript is the name in lower case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -42,6 +42,8 @@ pub struct Event {
     pub kind: EventKind,
     /// The names of the lock, as the caller gave them. `None` for `Connected` and `Disconnected`.
     pub names: Option<Names>,
+    /// What the event's call or lease has of its name, if that is a shared one.
+    pub share: Option<Share>,
     /// The fencing token of the event's lease.
     pub fence: Option<Fence>,
     /// `Released` and `Lost`: how long the lease was held. Otherwise the duration of the call.
@@ -58,6 +60,7 @@ impl Event {
         Event {
             kind,
             names,
+            share: None,
             fence: None,
             duration: None,
             reason: None,

@@ -102,6 +102,8 @@ impl Locks {
     /// Waits as `options.wait` says. `abort` ends the wait. The call begins at once. A close waits until
     /// the future completes or is dropped.
     ///
+    /// With `options.share`, the only name is a shared one.
+    ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`. Busy is an [`Outcome`].
     pub fn acquire<O: Into<Arc<AcquireOptions>>>(
@@ -205,7 +207,8 @@ impl Locks {
     /// fails, the lease that it may have transferred is released in the background, because no caller knows the new token.
     ///
     /// # Errors
-    /// `LOCK_LOST` when the token does not hold the names in the store, `LOCK_STORE`, `LOCK_CLOSED`.
+    /// `LOCK_LOST` when the token does not hold the names in the store, `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` for a shared
+    /// name, whose shares cannot be transferred.
     pub async fn restore(
         &self,
         names: &[Key],
@@ -217,6 +220,9 @@ impl Locks {
         let names = Names::unique(names);
         let options = Arc::new(options).within(shared.store.longest_lease);
         let _call = shared.begin_call_for(&names)?;
+        if names.iter().any(Key::is_shared) {
+            return Err(LockError::invalid("names", "must be names of locks", "a shared name"));
+        }
         let mut claim = Claim::with_names(&names, owner, options.ttl, shared.process.clone());
         claim.metadata = options.metadata.clone();
         let new_owner = OwnerToken::fresh();
@@ -250,17 +256,19 @@ impl Locks {
         })
     }
 
-    /// Reads the holder of a name. `None`: it is free.
+    /// Reads the holders of a name, in the order of their grants: at most one, unless the name is a shared one.
     ///
     /// # Errors
-    /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub async fn inspect(&self, name: &Key) -> Result<Option<LockInfo>, LockError> {
+    /// `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` for a shared name on a store without them.
+    pub async fn inspect(&self, name: &Key) -> Result<Vec<LockInfo>, LockError> {
         let shared = &self.shared;
-        let _call = shared.begin_call()?;
-        shared
-            .with_retries("inspect", shared.store_timeout, || shared.engine.inspect(name))
+        let _call = shared.begin_call_for(std::slice::from_ref(name))?;
+        let mut found = shared
+            .with_retries("inspect", shared.store_timeout, || shared.engine.holders(name, true))
             .await
-            .map_err(|error| error.with_key(name.as_str()))
+            .map_err(|error| error.with_key(name.as_str()))?;
+        found.sort_by_key(|info| info.fence);
+        Ok(found)
     }
 
     /// Makes one round trip to the store, and returns its duration: of the last attempt, if an earlier one failed.
@@ -312,13 +320,13 @@ impl Locks {
         }
     }
 
-    /// Releases a name, no matter which owner holds it. `false`: it was free.
+    /// Releases a name, no matter which owners hold it. `false`: it was free.
     ///
     /// # Errors
-    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    /// `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` for a shared name on a store without them.
     pub async fn force_release(&self, name: &Key) -> Result<bool, LockError> {
         let shared = &self.shared;
-        let _call = shared.begin_call()?;
+        let _call = shared.begin_call_for(std::slice::from_ref(name))?;
         let (was_held, is_unanswered) = (OnceCell::new(), AtomicBool::new(false));
         let freed = shared
             .with_retries("forceRelease", shared.store_timeout, || async {

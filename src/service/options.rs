@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::Ttl;
+use crate::model::{Share, Ttl};
 
 /// The default ttl: 30 s, for `ttlMs` and for `ttlSeconds`.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -48,6 +48,8 @@ pub struct AcquireOptions {
     pub waits_for_store: bool,
     /// The user's JSON text, for `inspect`.
     pub metadata: Option<Arc<str>>,
+    /// What the lease has of its name, which is a shared one then.
+    pub share: Option<Share>,
     /// Whether a busy outcome names the holder, which costs one more read.
     pub report_holder: bool,
     /// Whether the caller reads the fencing token of the lease, also in an event. Without it a store may save a write.
@@ -71,6 +73,7 @@ impl Default for AcquireOptions {
             min_hold: Duration::ZERO,
             waits_for_store: false,
             metadata: None,
+            share: None,
             report_holder: false,
             needs_token: true,
             asked: None,

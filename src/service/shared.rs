@@ -24,6 +24,10 @@ use crate::error::{EngineError, LockError};
 use crate::model::{Key, Process};
 use crate::stall_detector::StallDetector;
 
+/// Which stores have semaphores and read/write locks.
+const SHARES_RULE: &str = "must keep a queue of waiters for a semaphore or a read/write lock (memory, SQLite, PostgreSQL, MySQL, \
+    MariaDB, Redis with one node, Sentinel or Cluster, a MongoDB replica set, etcd, ZooKeeper)";
+
 pub(super) struct Shared {
     pub(super) engine: SharedEngine,
     /// What the engine's store is.
@@ -70,15 +74,20 @@ impl Shared {
         self.begin_call_unless(&self.draining)
     }
 
-    /// Begins a call that acquires or restores `names`.
+    /// Begins a call for `names`.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` for more names than the store takes in one claim; those of [`Shared::begin_call`].
+    /// `LOCK_INVALID_ARGUMENT` for more names than the store takes in one claim, and for a shared name if it has none; those of
+    /// [`Shared::begin_call`].
     pub(super) fn begin_call_for(&self, names: &[Key]) -> Result<TaskTrackerToken, LockError> {
         let most = self.store.most_names;
         if names.len() > most {
             let rule = format!("must be at most {most} names on {}", self.store.name);
             return Err(LockError::invalid("names", &rule, names.len()));
+        }
+        if names.iter().any(Key::is_shared) && !self.store.has_shares {
+            let got = format!("{}: a standalone MongoDB and a Redis quorum keep none", self.store.name);
+            return Err(LockError::invalid("the store", SHARES_RULE, got));
         }
         self.begin_call()
     }

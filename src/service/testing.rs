@@ -62,7 +62,8 @@ pub async fn advance<F: Future<Output = ()>>(
     }
 }
 
-/// Ends the lease of a name in the store, and declares it lost to its holder. Returns whether the name was held.
+/// Ends the lease of a name in the store, or all of a shared name, and declares them lost to their holders. Returns whether the name was
+/// held.
 ///
 /// # Errors
 /// `LOCK_INVALID_ARGUMENT`: a store whose clock cannot be moved. `LOCK_STORE`.

@@ -71,7 +71,7 @@ macro_rules! contract_tests {
             a_transfer_racing_a_forced_release_leaves_one_owner, a_transferred_lock_wakes_its_waiters,
             each_of_many_renewals_has_one_answer, renewals_of_several_names_are_all_or_nothing,
             renewals_of_one_call_have_different_ttls, renewals_of_one_lease_are_all_applied, an_empty_list_of_renewals,
-            shares_are_granted_up_to_the_limit, the_smallest_limit_of_the_holders_counts, nobody_overtakes_a_heavy_waiter,
+            shares_are_granted_up_to_the_limit, the_smallest_limit_of_the_holders_counts, a_heavy_waiter_is_not_overtaken,
             a_release_grants_all_first_waiters_that_fit, readers_share_a_name_and_a_writer_does_not, a_waiter_that_leaves_grants_those_behind_it,
             the_permits_of_a_dead_holder_return, shares_are_renewed_and_never_shortened, the_tokens_of_shares_grow,
             a_shared_name_is_not_a_lock_of_the_same_name, a_forced_release_ends_all_shares, the_holders_of_shares_are_read,

@@ -13,7 +13,7 @@ fn shared(name: &str) -> Key {
 /// Creates a claim on `permits` of the name `n`, within `limit`.
 fn share(permits: u32, limit: u32) -> Claim {
     let mut claim = claim_of("n", LONG);
-    claim.share = Some(Share::new(permits, limit).unwrap());
+    claim.share = Share::new(permits, limit);
     claim
 }
 
@@ -27,7 +27,7 @@ fn claim_of(name: &str, ttl: Duration) -> Claim {
     let ttl = Ttl::new(ttl).unwrap();
     let process = Arc::new(Process::current());
     let mut claim = Claim::new(&[shared(name)], OwnerToken::fresh(), ttl, process);
-    claim.share = Some(Share::new(1, 1).unwrap());
+    claim.share = Share::new(1, 1);
     claim
 }
 
@@ -131,7 +131,7 @@ pub(crate) async fn the_smallest_limit_of_the_holders_counts(s: Stores) {
     busy(&s.a, &share(1, MAX_PERMITS)).await;
 }
 
-pub(crate) async fn nobody_overtakes_a_heavy_waiter(s: Stores) {
+pub(crate) async fn a_heavy_waiter_is_not_overtaken(s: Stores) {
     if !s.a.describe().has_shares {
         return;
     }
@@ -360,7 +360,7 @@ pub(crate) async fn the_holders_of_shares_are_read(s: Stores) {
     waiter.release().await;
 }
 
-/// A waiter with metadata makes an attempt after its notification, and nobody takes the permits before.
+/// A waiter with metadata makes an attempt after its notification, and no other claim takes the permits before.
 pub(crate) async fn permits_are_kept_for_a_waiter_with_metadata(s: Stores) {
     if !s.a.describe().has_shares {
         return;

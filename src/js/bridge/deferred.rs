@@ -8,7 +8,7 @@ use napi::{Env, sys};
 use serde_json::{Value, json};
 
 use crate::error::{EngineError, LockError};
-use crate::model::LockInfo;
+use crate::model::{LockInfo, Share};
 
 /// Settles a promise, once, on the JavaScript thread.
 pub(in crate::js) struct Deferred(sys::napi_deferred);
@@ -90,7 +90,7 @@ pub(in crate::js) fn infos_to_json(infos: &[LockInfo]) -> String {
 
 /// Returns the state of a lock as JSON.
 fn info_to_json(info: &LockInfo) -> Value {
-    json!({
+    let mut json = json!({
         "name": info.name,
         "remainingMs": info.remaining.map(|remaining| remaining.as_secs_f64() * 1000.0),
         "fencingToken": info.fence.map(|fence| fence.0.to_string()),
@@ -99,5 +99,14 @@ fn info_to_json(info: &LockInfo) -> Value {
         }),
         "metadata": info.metadata,
         "waiting": info.waiting,
-    })
+    });
+    if let Some(share) = info.share {
+        json["share"] = share_to_json(share);
+    }
+    json
+}
+
+/// Returns what an owner has of a shared name as JSON.
+pub(super) fn share_to_json(share: Share) -> Value {
+    json!({ "permits": share.permits(), "limit": share.limit() })
 }

@@ -8,7 +8,7 @@ use napi::{Env, JsValue, sys};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::deferred::to_json;
+use super::deferred::{share_to_json, to_json};
 use super::shared::{Reference, Shared};
 use crate::engine::Warnings;
 use crate::error::{Code, LockError};
@@ -55,6 +55,7 @@ impl Notifier {
         self.send(&json!({
             "type": event.kind,
             "names": event.names.as_ref().map(|names| names.iter().map(|name| name.as_str()).collect::<Vec<_>>()),
+            "share": event.share.map(share_to_json),
             "fencingToken": event.fence.map(|fence| fence.0.to_string()),
             "waitedMs": waited,
             "heldMs": held,

@@ -1,6 +1,7 @@
 //! Reads the holder of a busy name, for `LOCK_TIMEOUT`.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
@@ -17,8 +18,11 @@ use crate::service::{Lease, Shared};
 pub struct BusyLock {
     /// The name.
     pub name: Key,
-    /// Its state. `None`: it has become free, or is reserved for a waiter of several names. An error: the store did not return it.
+    /// Its state: of several holders that of the one whose lease ends first. `None`: it has become free, or is reserved for a waiter of
+    /// several names. An error: the store did not return it.
     pub info: Result<Option<LockInfo>, EngineError>,
+    /// The number of its other holders.
+    pub others: usize,
     /// Whether this process is the holder.
     pub is_own: bool,
 }
@@ -38,18 +42,26 @@ impl Acquisition {
             .map_or(limit, |deadline| limit.min(deadline + MIN_STORE_TIMEOUT));
         let reading = timeout_at(end, async {
             let _permit = shared.holder_reads.acquire().await;
-            shared.engine.inspect_now(name).await
+            shared.engine.holders(name, false).await
         });
         let began = Instant::now();
-        let info = tokio::select! {
+        let infos = tokio::select! {
             biased;
             _ = self.cancelled() => None,
-            info = reading => info.ok(),
+            infos = reading => infos.ok(),
         };
-        let info = info.unwrap_or_else(|| Err(shared.engine.no_answer("inspect", began.elapsed())));
+        let infos = infos.unwrap_or_else(|| Err(shared.engine.no_answer("inspect", began.elapsed())));
+        let others = infos.as_ref().map_or(0, |infos| infos.len().saturating_sub(1));
+        let rest = |info: &LockInfo| info.remaining.unwrap_or(Duration::MAX);
+        let info = infos.map(|infos| infos.into_iter().min_by_key(rest));
         let is_own = matches!(&info, Ok(Some(info)) if self.is_own(name, info));
         let name = name.clone();
-        BusyLock { name, info, is_own }
+        BusyLock {
+            name,
+            info,
+            others,
+            is_own,
+        }
     }
 
     /// Whether a service of this process is the holder. Containers may have the same host name and process id: only a lease of this

@@ -99,6 +99,7 @@ impl Acquisition {
         let ttl = Ttl::clamped(max_hold.min(options.ttl.duration()));
         let mut claim = Claim::with_names(&names, OwnerToken::fresh(), ttl, shared.process.clone());
         claim.metadata = options.metadata.clone();
+        claim.share = options.share;
         claim.waiting = options.wait != Wait::No;
         // Its events have the token.
         claim.needs_token = options.needs_token || shared.events.is_enabled();
@@ -222,8 +223,7 @@ impl Acquisition {
         if !self.is_waiting {
             self.is_waiting = true;
             self.shared.counters.lock().waiting += 1;
-            let names = self.names.clone();
-            self.shared.emit(|| Event::new(EventKind::Waiting, Some(names)));
+            self.shared.emit(|| self.event(EventKind::Waiting));
         }
     }
 
@@ -239,8 +239,15 @@ impl Acquisition {
             duration: Some(self.called.elapsed()),
             reason: error.map(|error| error.message.as_str().into()),
             code: error.map(|error| error.code),
-            ..Event::new(kind, Some(self.names.clone()))
+            ..self.event(kind)
         });
+    }
+
+    fn event(&self, kind: EventKind) -> Event {
+        Event {
+            share: self.options.share,
+            ..Event::new(kind, Some(self.names.clone()))
+        }
     }
 
     /// Releases in the background what the store may have for this claim: a position in a queue, or a lock without a caller.

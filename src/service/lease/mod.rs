@@ -22,7 +22,7 @@ use super::options::AcquireOptions;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{EngineError, LockError};
-use crate::model::{Claim, Fence, Key, Names, Ttl};
+use crate::model::{Claim, Fence, Key, Names, Share, Ttl};
 
 pub(super) use batch::renew_batch;
 use renewal_window::RenewalWindow;
@@ -361,11 +361,16 @@ impl Lease {
     /// Returns a `LOCK_LOST` error with a reason.
     fn lost(&self, reason: &str) -> LockError {
         let name = self.names[0].as_str();
-        LockError::lost(name, format!("the lock {name:?} is lost: {reason}"))
+        let held = match self.claim.share.map(Share::noun) {
+            Some("semaphore") => "permit of",
+            noun => noun.unwrap_or("lock"),
+        };
+        LockError::lost(name, format!("the {held} {name:?} is lost: {reason}"))
     }
 
     pub(super) fn event(&self, kind: EventKind, duration: Option<Duration>, reason: Option<Arc<str>>) -> Event {
         Event {
+            share: self.claim.share,
             fence: Some(self.fence),
             duration,
             reason,

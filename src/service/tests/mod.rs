@@ -8,6 +8,7 @@ mod hand_offs;
 mod hangs;
 mod leases;
 mod outages;
+mod shares;
 mod testing;
 mod unavailable;
 mod waiting;

@@ -150,7 +150,7 @@ async fn a_lease_that_is_granted_after_an_outage_stays_in_the_store() {
     // Longer than the last repetition of a release in the background.
     for _ in 0..70 {
         tokio::time::sleep(ms(1000)).await;
-        let held = locks.inspect(&key("n")).await.unwrap().unwrap();
+        let held = locks.inspect(&key("n")).await.unwrap().pop().unwrap();
         assert_eq!(held.fence, Some(lease.fence()));
         assert!(lease.is_held());
     }

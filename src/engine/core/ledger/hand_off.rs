@@ -9,7 +9,7 @@ use crate::engine::hand_off::GrantTimes;
 use crate::model::Fence;
 
 impl Ledger {
-    /// Returns the time until a name may be free. `None`: it is free, or a shared one that nobody has.
+    /// Returns the time until a name may be free. `None`: it is free, or a shared one without holders.
     pub(in crate::engine) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
         let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
         let end_us = match is_shared(name) {

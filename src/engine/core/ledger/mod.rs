@@ -14,8 +14,8 @@
 //! A store without hand-offs (`memory:`) only notifies that waiter, which keeps its position until its attempt.
 //!
 //! A shared name (`shares.rs`) goes to its first live waiters as long as the next one fits: a claim fits while the permits in use and its own
-//! are at most the smallest limit of all. So a release hands off to several, nobody is overtaken, and a lock is the case where nobody
-//! fits beside a holder.
+//! are at most the smallest limit of all. So a release hands off to several, no waiter is overtaken, and a lock is the case where no
+//! claim fits beside a holder.
 
 mod changes;
 pub(in crate::engine) mod decide;

@@ -128,7 +128,7 @@ impl Claims {
                 state.phases[claim_of(&notification.owner)] = Phase::Holding;
             }
         }
-        // Who was granted in this step came before all that still wait.
+        // The claims that were granted in this step came before all that still wait.
         let is_live = |state: &State, claim| state.queue.iter().position(|queued| *queued == (claim, true));
         let waits_on: Vec<usize> = (0..self.0.len())
             .filter(|claim| is_live(&before, *claim).is_some())
@@ -214,12 +214,12 @@ impl Model for Claims {
                     live().all(|(claim, _)| used <= claims.0[*claim].limit())
                 },
             ),
-            Property::always("who has a live row holds", |_, state: &State| {
+            Property::always("the owner of a live row holds", |_, state: &State| {
                 let live = |claim: &usize| state.held.get(claim) == Some(&true);
                 let holds = |claim: &usize| state.phases[*claim] == Phase::Holding;
                 (0..state.phases.len()).all(|claim| live(&claim) == holds(&claim))
             }),
-            Property::always("nobody is overtaken", |_, state: &State| !state.has_overtaken),
+            Property::always("no waiter is overtaken", |_, state: &State| !state.has_overtaken),
             Property::always("tokens grow", |_, state: &State| !state.has_shrunk),
             // So every waiter is granted once the holders before it have ended.
             Property::always("the first waiter does not fit", |claims: &Claims, state: &State| {

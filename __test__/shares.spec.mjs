@@ -1,0 +1,195 @@
+// Semaphores and read/write locks: bad input, and the stores that have none.
+import assert from 'node:assert/strict'
+import { it } from 'node:test'
+import { KINDS, suite } from './stores.mjs'
+import { rejects, wrong } from './tools.mjs'
+
+const symbol = 'a symbol, bigint or external'
+/** Values that are no whole number from 1 to 1048576, and how a message shows them. */
+const noNumber = [
+  [null, 'null'],
+  [0, '0'],
+  [-0, '-0'],
+  [-1, '-1'],
+  [1.5, '1.5'],
+  [NaN, 'NaN'],
+  [Infinity, 'Infinity'],
+  [1_048_577, '1048577'],
+  [2 ** 32 + 1, '4294967297'],
+  ['5', '"5"'],
+  [true, 'true'],
+  [5n, symbol],
+  [[5], 'an array'],
+  [() => 5, 'a function'],
+]
+const pass = ' (pass the number itself: semaphore(name, 5))'
+
+/** Asserts that a call throws `LOCK_INVALID_ARGUMENT` with a message. */
+function throws(call, message) {
+  assert.throws(call, { name: 'LockError', code: 'LOCK_INVALID_ARGUMENT', message, retryable: false })
+}
+
+suite('memory', 'bad input of semaphores and read/write locks', (test) => {
+  test('a bad limit or name is an error of the call that creates the object', async (store) => {
+    const a = await store.connect()
+    const rule = 'limit must be a whole number from 1 to 1048576, got'
+    for (const [limit, shown] of [...noNumber, [undefined, 'undefined']]) {
+      throws(() => a.semaphore('n', wrong(limit)), `${rule} ${shown}`)
+    }
+    for (const limit of [{}, { limit: 5 }, { maxConcurrent: 5 }, { permits: 5 }]) {
+      throws(() => a.semaphore('n', wrong(limit)), `${rule} an object${pass}`)
+    }
+    for (const [name, shown] of [
+      [undefined, 'undefined'],
+      [5, '5'],
+      [['n'], 'an array'],
+    ]) {
+      throws(() => a.semaphore(wrong(name), 5), `name must be a string, got ${shown}`)
+      throws(() => a.readWriteLock(wrong(name)), `name must be a string, got ${shown}`)
+    }
+    throws(() => a.semaphore('\ud800', 5), /^name must be well-formed Unicode/)
+  })
+
+  test('bad options and callbacks reject, and nothing is sent', async (store) => {
+    const [a, b] = await store.connectAll(2)
+    const held = await b.semaphore('n', 5).acquire()
+    const semaphore = a.semaphore('n', 5)
+    const { read } = a.readWriteLock('n')
+    const call = (options) => [
+      semaphore.acquire(options),
+      semaphore.tryAcquire(options),
+      semaphore.using(options, () => assert.fail('fn was called')),
+      semaphore.tryUsing(options, () => assert.fail('fn was called')),
+    ]
+    const messages = async (calls) => {
+      const errors = await Promise.all(calls.map((promise) => rejects(promise, 'LOCK_INVALID_ARGUMENT')))
+      return [...new Set(errors.map(({ message }) => message))]
+    }
+    const rule = 'permits must be a whole number from 1 to the limit, which is 5, got'
+    for (const [permits, shown] of [...noNumber, [6, '6'], [{ permits: 1 }, 'an object']]) {
+      assert.deepEqual(await messages(call({ permits })), [`${rule} ${shown}`])
+    }
+    for (const [options, shown] of [
+      [5, '5'],
+      ['n', '"n"'],
+      [[], 'an array'],
+    ]) {
+      assert.deepEqual(await messages(call(options)), [`options must be a plain object, got ${shown}`])
+    }
+    for (const ttlMs of [0, '5 minutes']) assert.match((await messages(call({ ttlMs })))[0], /^ttlMs must be /)
+    assert.match((await messages([read.acquire(wrong({ permits: 1 }))]))[0], /^options may have ttlMs, /)
+    const jobs = [
+      semaphore.using(wrong(undefined)),
+      semaphore.tryUsing({}, wrong(5)),
+      read.using(undefined, wrong('fn')),
+    ]
+    assert.equal(
+      (await messages(jobs)).every((message) => message.startsWith('fn must be a function')),
+      true,
+    )
+    const empty = a.semaphore('', 5)
+    assert.deepEqual(await messages([empty.acquire(), empty.inspect(), empty.forceRelease()]), [
+      'name must not be empty, got ""',
+    ])
+    await rejects(a.withPrefix('p:').readWriteLock('').write.tryAcquire(), 'LOCK_INVALID_ARGUMENT')
+    await rejects(a.semaphore('n'.repeat(513), 1).acquire(), 'LOCK_INVALID_ARGUMENT')
+    const zero = { held: 0, waiting: 0, acquired: 0, busy: 0, released: 0, renewed: 0, lost: 0, storeErrors: 0 }
+    assert.deepEqual(a.stats(), zero)
+    assert.equal((await b.semaphore('n', 5).inspect()).used, 1)
+    assert.equal(await held.release(), true)
+  })
+
+  test('words of other libraries are understood', async (store) => {
+    const a = await store.connect()
+    const meant = async (promise) => {
+      const { message } = await rejects(promise, 'LOCK_INVALID_ARGUMENT')
+      return /\(did you mean (.*)\?\), got/.exec(message)?.[1]
+    }
+    const of = (name) => `${name} of locks.semaphore(name, limit)`
+    for (const word of ['limit', 'maxConcurrent', 'concurrency', 'maxCount', 'count', 'max']) {
+      const options = wrong({ [word]: 5 })
+      assert.equal(await meant(a.acquire('n', options)), of('limit'), word)
+      assert.equal(await meant(a.semaphore('n', 5).acquire(options)), of('limit'), word)
+    }
+    for (const word of ['n', 'weight', 'tokens', 'permits']) {
+      const options = wrong({ [word]: 5 })
+      assert.equal(await meant(a.using('n', options, () => {})), of('permits'), word)
+      if (word !== 'permits') assert.equal(await meant(a.semaphore('n', 5).tryAcquire(options)), 'permits', word)
+    }
+    assert.equal(await meant(a.semaphore('n', 5).acquire(wrong({ ttl: 5 }))), 'ttlMs')
+  })
+
+  test('numbers at the limits are accepted', async (store) => {
+    const a = await store.connect()
+    for (const [limit, permits] of [
+      [1, 1],
+      [1_048_576, 1_048_576],
+      [1_048_576, undefined],
+    ]) {
+      const semaphore = a.semaphore('limits', wrong(limit))
+      const lock = await semaphore.acquire({ permits })
+      assert.equal(lock.permits, permits ?? 1)
+      assert.equal((await semaphore.inspect()).limit, limit)
+      assert.equal(await lock.release(), true)
+    }
+  })
+
+  test('the calls may be detached', async (store) => {
+    const { semaphore, readWriteLock } = await store.connect()
+    const { using, acquire, inspect } = semaphore('detached', 1)
+    const { read } = readWriteLock('detached-rw')
+    const { tryUsing } = read
+    assert.equal(await using(async () => (await inspect()).used), 1)
+    assert.equal(await (await acquire()).release(), true)
+    assert.deepEqual(await tryUsing(() => 1), { ran: true, value: 1 })
+  })
+})
+
+for (const kind of ['redis-quorum', 'mongodb']) {
+  suite(kind, 'no semaphores and no read/write locks', (test) => {
+    test('every call is an error that names the stores that have them', async (store) => {
+      for (const options of [{}, { lazy: true }]) {
+        const a = await store.connect(options)
+        const semaphore = a.semaphore('n', 5)
+        const { read, write, inspect, forceRelease } = a.readWriteLock('n')
+        const calls = [
+          () => semaphore.acquire(),
+          () => semaphore.tryAcquire({ permits: 5 }),
+          () => semaphore.using(() => assert.fail('fn was called')),
+          () => semaphore.tryUsing(() => assert.fail('fn was called')),
+          () => semaphore.inspect(),
+          () => semaphore.forceRelease(),
+          () => read.acquire({ onStoreError: 'wait' }),
+          () => write.acquire({ waitMs: Infinity }),
+          inspect,
+          forceRelease,
+        ]
+        for (const call of calls) {
+          const { message } = await rejects(call(), 'LOCK_INVALID_ARGUMENT', { retryable: false })
+          assert.match(
+            message,
+            /^the store must keep a queue of waiters for a semaphore or a read\/write lock \(memory, /,
+          )
+          for (const name of [
+            'SQLite',
+            'PostgreSQL',
+            'MariaDB',
+            'Sentinel',
+            'MongoDB replica set',
+            'etcd',
+            'ZooKeeper',
+          ])
+            assert.ok(message.includes(name), `${name}: ${message}`)
+          assert.match(message, /, got (redis|mongodb).*: a standalone MongoDB and a Redis quorum keep none$/)
+        }
+        const { held, acquired, waiting, busy } = a.stats()
+        assert.deepEqual([held, acquired, waiting, busy], [0, 0, 0, 0])
+        assert.equal(await a.using('n', () => 'a lock'), 'a lock')
+      }
+    })
+  })
+}
+
+it('the kinds without a queue are those without semaphores', () => {
+  for (const [kind, { ordered, shares }] of Object.entries(KINDS)) assert.ok(ordered || !shares, kind)
+})
