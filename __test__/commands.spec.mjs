@@ -76,5 +76,5 @@ test('npm test shows the file, the name and the error of a failed test, and coun
   const { failures, ...counts } = JSON.parse(output.split('\nRESULTS')[1])
   assert.deepEqual(counts, { passed: 1, failed: 1, skipped: ['is omitted: no server'] })
   assert.equal(failures.length, 1)
-  assert.match(failures[0], /^one\.spec\.mjs: fails\nRangeError.*: the cause\n {4}at .*one\.spec\.mjs/)
+  assert.match(failures[0], /^one\.spec\.mjs: a suite: fails\nRangeError.*: the cause\n {4}at .*one\.spec\.mjs/)
 })

@@ -11,7 +11,7 @@ import { Project } from './readme/run.mjs'
 import { until } from './tools.mjs'
 
 const CHILD = fileURLToPath(new URL('children/cron.mjs', import.meta.url))
-const TICK_MS = 4000
+const TICK_MS = 6000
 const TICKS = 3
 /** The first one calls first. */
 const SKEWS = [400, 0, -300]
@@ -29,10 +29,10 @@ after(() => {
   if (folder) rmSync(folder, { recursive: true, maxRetries: 20, retryDelay: 50 })
 })
 
-/** Runs a recipe every 4 s. Resolves to what the instances report for each of some ticks in which all of them run. */
+/** Runs a recipe every 6 s. Resolves to what the instances report for each of some ticks in which all of them run. */
 async function ticksOf(t, recipe, name) {
-  const code = recipe.code.replace("'0 * * * *'", "'*/4 * * * * *'").replace("'50m'", "'2200ms'")
-  assert.match(code, /4 \*[^]*2200ms/)
+  const code = recipe.code.replace("'0 * * * *'", "'*/6 * * * * *'").replace("'50m'", "'4000ms'")
+  assert.match(code, /6 \*[^]*4000ms/)
   const [{ errors, file }] = await project.compile([code])
   assert.deepEqual(errors, [])
   const task = { file: pathToFileURL(file).href, url: `sqlite:${join(folder, name)}` }

@@ -180,7 +180,7 @@ for (const kind of SERVER_KINDS) {
         direct,
         ...fixture
       }) => {
-        const ttlMs = 4000
+        const ttlMs = 6000
         const locks = await fixture.warm()
         const lock = await locks.acquire('name', { ttlMs })
         // The token that `inspect` shows is written after the grant.

@@ -79,7 +79,7 @@ for (const kind of STORES.split(' ')) {
 
     test('a waiter is granted the lock of a killed process within its ttl and two seconds', async (store, t) => {
       store.useShortSessions()
-      const ttlMs = 2000
+      const ttlMs = 3500
       const locks = await store.connect()
       const holder = start(t, 'hold', taskFor(store, { names: ['n', 'm'], acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))

@@ -247,7 +247,7 @@ export function close(test) {
 
   test('close of one service does not affect other services of the store', async (store) => {
     const [a, b, c] = await store.connectAll(3)
-    const lock = await b.acquire('kept', { ttlMs: 2000 })
+    const lock = await b.acquire('kept', { ttlMs: 3500 })
     const wait = rejection(c.acquire('kept', { waitMs: 5000 }))
     await a.close()
     assert.equal((await wait).code, 'LOCK_TIMEOUT')

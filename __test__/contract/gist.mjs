@@ -191,7 +191,7 @@ export function gist(test) {
 
   test('acquireAndExecute with renew: true renews while fn runs', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const renewed = await a.acquireAndExecute({ name: 'kept', ttlSeconds: 2, renew: true }, async (lock) => {
+    const renewed = await a.acquireAndExecute({ name: 'kept', ttlSeconds: 3.5, renew: true }, async (lock) => {
       const end = Date.now() + 5000
       while (Date.now() < end) {
         assert.equal(await b.acquireLock('kept'), false)

@@ -70,7 +70,7 @@ export function inspect(test) {
 
   test('holder.since is unchanged by a renewal', async (store) => {
     const a = await store.connect()
-    const lock = await a.acquire('since', { ttlMs: 2500 })
+    const lock = await a.acquire('since', { ttlMs: 4000 })
     const { since } = (await a.inspect('since')).holder
     await until('a renewal', () => a.stats().renewed > 0)
     assert.deepEqual((await a.inspect('since')).holder.since, since)
@@ -200,7 +200,7 @@ export function inspect(test) {
     await b.releaseLock('gist')
     await b.using('used', () => {})
     assert.deepEqual(b.stats(), { ...zero, busy: 3, acquired: 3, released: 3 })
-    const lost = await b.acquire('lost', { ttlMs: 2500 })
+    const lost = await b.acquire('lost', { ttlMs: 4000 })
     await until('a renewal', () => b.stats().renewed === 1)
     await a.forceRelease('lost')
     await until('the loss', () => !lost.isHeld)

@@ -6,7 +6,8 @@ export function oncePer(test) {
   test('oncePer runs a job once per period', async (store) => {
     const services = await store.connectAll(3)
     let runs = 0
-    const options = { periodMs: '4s', ttlMs: '10s' }
+    // A call that waits for 1 s, the default, gives the store 1 s to answer.
+    const options = { periodMs: '4s', ttlMs: '10s', waitMs: '2s' }
     const tick = () => Promise.all(services.map((service) => service.oncePer('job', options, () => ++runs)))
     const began = Date.now()
     const first = await tick()

@@ -19,7 +19,7 @@ export function options(test) {
 
   test('a renewed lease outlives its ttl', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const locks = [await a.acquire('kept', { ttlMs: 2000 }), await a.tryAcquire('tried', { ttlMs: 2000, renew: true })]
+    const locks = [await a.acquire('kept', { ttlMs: 3500 }), await a.tryAcquire('tried', { ttlMs: 3500, renew: true })]
     const end = Date.now() + 5000
     while (Date.now() < end) {
       assert.equal(await b.tryAcquire('kept'), null)
@@ -30,7 +30,7 @@ export function options(test) {
       assert.equal(lock.isHeld, true)
       assert.equal(await lock.release(), true)
     }
-    assert.ok(a.stats().renewed >= 4)
+    assert.ok(a.stats().renewed >= 2)
     assert.equal(a.stats().lost, 0)
   })
 
@@ -104,7 +104,7 @@ export function options(test) {
 
   test('renewal continues while the event loop is blocked', async (store) => {
     const b = await store.connect()
-    await stall(store, { ttlMs: 2000 }, async (open) => {
+    await stall(store, { ttlMs: 3500 }, async (open) => {
       const end = Date.now() + 6000
       while (Date.now() < end) {
         assert.equal(await b.tryAcquire('stalled'), null)

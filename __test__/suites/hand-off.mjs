@@ -55,10 +55,12 @@ export function handOff(kind, { confirmsLate = true, readsToken = false } = {}) 
           const isInTime = await until('the function of the waiter', () => state.lock, SHORT_MS).catch(() => false)
           if (!isInTime) {
             // The machine stood still for more than 250 ms: the waiter confirms a late message.
+            let isRejected = false
+            call.catch(() => (isRejected = true))
             proxy.resume()
-            await until('the confirmation', () => state.lock)
+            await until('the confirmation', () => state.lock || isRejected)
             state.end()
-            await call
+            if (!isRejected) await call
             continue
           }
           inTime++

@@ -317,6 +317,10 @@ impl Locks {
                 return Err(LockError::store(error));
             }
             tokio::time::sleep(delay).await;
+            // The machine stood still: an answer within the rest of the time is not possible.
+            if started.elapsed() >= shared.store_timeout {
+                return Err(LockError::store(error));
+            }
         }
     }
 
