@@ -42,7 +42,7 @@ async fn granted(engine: &Opened, claim: &Claim) {
 
 async fn oldest(engine: &Opened, claim: &Claim) -> Stored {
     let mut seen = engine.store.read(claim.keys(), None).await.unwrap();
-    seen.remove(0).oldest.unwrap()
+    seen.remove(0).granted.remove(0)
 }
 
 const LONG: Duration = Duration::from_secs(30);

@@ -8,7 +8,7 @@ use crate::engine::zookeeper::nodes::is_done;
 /// Creates the node of a kept entry as the first one of `n`, as a process that has ended has left it.
 async fn left(engine: &Opened, data: &[u8]) {
     let (layout, name) = (&engine.store.layout, key("n"));
-    let owner = layout::Child::prefix_of(&OwnerToken::fresh()) + "0000000000";
+    let owner = layout::Child::prefix_of(&OwnerToken::fresh(), None) + "0000000000";
     let path = layout.entry(&name, &layout::Child::replaced(&owner, None));
     let create = |path: &str, data: &[u8], kind| Request::create(path, data, layout.access, kind);
     let nodes = [
