@@ -1,5 +1,7 @@
 //! Waiters, their mirrors, and the races between an attempt and the changes of the store.
 
+pub(in crate::engine) mod shares;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

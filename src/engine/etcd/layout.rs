@@ -1,8 +1,9 @@
 //! The keys and values of entries.
 //!
 //! An entry has the key `<keyPrefix><name>/<id>`: in the name, every byte except `A–Z a–z 0–9 _ . : -` is `%XX`. The id is the
-//! first owner token, so that a transfer keeps the key and thereby the position. A shared name begins with `%FF`. The value is JSON. Keys of this form without such a
-//! value are those of other tools (`etcdctl lock`, Go's `concurrency.Mutex`), and count as entries of unknown holders.
+//! first owner token, so that a transfer keeps the key and thereby the position. A shared name begins with `%FF`. The value is JSON.
+//! Keys of this form without such a value are those of other tools (`etcdctl lock`, Go's `concurrency.Mutex`), and count as entries of
+//! unknown holders.
 
 use super::client::messages::KeyValue;
 use crate::engine::entries::names::{decoded, encoded, marker};

@@ -237,6 +237,18 @@ async fn a_lease_that_ends_while_it_is_written_is_deleted() {
     entries::tests::a_lease_that_ends_while_it_is_written_is_deleted(&engine).await;
 }
 
+#[tokio::test]
+async fn waiters_stay_within_their_limits() {
+    let Some([a, b]) = engines().await else { return };
+    entries::tests::shares::waiters_stay_within_their_limits([&a, &b]).await;
+}
+
+#[tokio::test]
+async fn a_writer_waits_for_many_readers() {
+    let Some([a, b]) = engines().await else { return };
+    entries::tests::shares::a_writer_waits_for_many_readers([&a, &b]).await;
+}
+
 /// After an election a deposed leader may revoke etcd leases of the terms before, and answer requests for them.
 #[tokio::test]
 async fn an_answer_after_an_election_does_not_count() {

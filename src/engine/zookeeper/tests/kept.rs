@@ -110,3 +110,38 @@ async fn one_of_many_calls_gets_a_kept_name() {
         holders => assert_eq!(holders, 1, "{grants:?}"),
     }
 }
+
+/// Its process has ended, and the share before it is held for longer.
+#[tokio::test]
+async fn a_kept_share_behind_another_one_ends() {
+    const KEPT: Duration = Duration::from_millis(600);
+    let Some(url) = url() else { return };
+    let prefix = prefix();
+    let engine = open(&url, &prefix).await;
+    let share = |waiting| {
+        let keys = [key("n").shared()];
+        let ttl = Ttl::new(LONG).unwrap();
+        let mut claim = Claim::new(&keys, OwnerToken::fresh(), ttl, Arc::new(Process::current()));
+        (claim.share, claim.waiting) = (Some(Share::new(1, 2).unwrap()), waiting);
+        claim
+    };
+    acquire(&engine, &share(false)).await;
+    for waiting in [true, false] {
+        let (ended, kept, ours) = (open(&url, &prefix).await, share(false), share(waiting));
+        acquire(&ended, &kept).await;
+        let began = std::time::Instant::now();
+        assert_eq!(ended.release(&kept, KEPT).await.unwrap(), Released::Freed);
+        ended.close().await;
+        if waiting {
+            let mut subscription = engine.subscribe(&ours, &key("n").shared()).await.unwrap();
+            busy(&engine, &ours).await;
+            handed_off(&mut subscription).await;
+        } else {
+            while let Acquired::Held { .. } = engine.try_acquire(&ours).await.unwrap() {
+                assert!(began.elapsed() < LONG);
+            }
+        }
+        assert!(began.elapsed() >= KEPT, "{:?}", began.elapsed());
+        assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+    }
+}
