@@ -81,7 +81,9 @@ pub(in crate::engine) async fn a_writer_waits_for_many_readers(engines: [&EntryE
     let readers: Vec<Claim> = (0..READERS).map(|index| reader(index % 2 == 0)).collect();
     let mut last = Fence::NONE;
     for reader in &readers {
-        let fence = timeout(Duration::from_secs(10), granted(engines[0], reader)).await.unwrap();
+        let fence = timeout(Duration::from_secs(10), granted(engines[0], reader))
+            .await
+            .unwrap();
         assert!(fence > last, "{fence:?} after {last:?}");
         last = fence;
     }
@@ -89,13 +91,21 @@ pub(in crate::engine) async fn a_writer_waits_for_many_readers(engines: [&EntryE
     writer.share = Some(Share::WRITER);
     let is_held = |acquired| matches!(acquired, Acquired::Held { .. });
     assert!(is_held(engines[1].try_acquire(&writer).await.unwrap()));
-    assert!(is_held(engines[0].try_acquire(&reader(false)).await.unwrap()), "it waits");
+    assert!(
+        is_held(engines[0].try_acquire(&reader(false)).await.unwrap()),
+        "it waits"
+    );
     let (key, waits_for_token) = (&shared(), false);
     let holders = engines[1].read(Read::Name { key, waits_for_token }).await.unwrap();
     assert_eq!(holders.len(), READERS);
     assert!(holders.iter().all(|info| info.waiting == Some(1)), "{holders:?}");
     assert!(engines[1].force_release(key).await.unwrap());
-    let fence = timeout(Duration::from_secs(10), granted(engines[1], &writer)).await.unwrap();
+    let fence = timeout(Duration::from_secs(10), granted(engines[1], &writer))
+        .await
+        .unwrap();
     assert!(fence > last);
-    assert_eq!(engines[1].release(&writer, Duration::ZERO).await.unwrap(), Released::Freed);
+    assert_eq!(
+        engines[1].release(&writer, Duration::ZERO).await.unwrap(),
+        Released::Freed
+    );
 }
