@@ -15,6 +15,8 @@ pub struct Share {
 }
 
 impl Share {
+    /// An exclusive lock.
+    pub const LOCK: Share = Share { permits: 1, limit: 1 };
     /// The read side of a read/write lock.
     pub const READER: Share = Share {
         permits: 1,

@@ -155,19 +155,21 @@ pub(crate) async fn a_release_grants_all_first_waiters_that_fit(s: Stores) {
     if !s.a.describe().has_shares {
         return;
     }
-    let holder = share(4, 4);
+    let holder = share(5, 5);
     acquire(&s.a, &holder).await;
-    let mut first = enter(&s.a, waiting_share(2, 4)).await;
-    let mut second = enter(&s.b, waiting_share(1, 4)).await;
-    let mut heavy = enter(&s.a, waiting_share(2, 4)).await;
-    let light = enter(&s.b, waiting_share(1, 4)).await;
+    let mut first = enter(&s.a, waiting_share(2, 5)).await;
+    let mut second = enter(&s.b, waiting_share(1, 5)).await;
+    // Of the same process as the first one.
+    let mut third = enter(&s.a, waiting_share(1, 5)).await;
+    let mut heavy = enter(&s.a, waiting_share(2, 5)).await;
+    let light = enter(&s.b, waiting_share(1, 5)).await;
     release(&s.b, &holder).await;
-    let (one, other) = (first.granted().await, second.granted().await);
-    assert!(one < other, "{one:?} and {other:?}");
+    let fences = [first.granted().await, second.granted().await, third.granted().await];
+    assert!(fences.is_sorted(), "{fences:?}");
     heavy.is_busy().await;
     light.is_busy().await;
     first.release().await;
-    assert!(heavy.granted().await > other);
+    assert!(heavy.granted().await > fences[2]);
 }
 
 pub(crate) async fn readers_share_a_name_and_a_writer_does_not(s: Stores) {

@@ -45,10 +45,7 @@ impl Core {
             }
         };
         for _ in 0..ROUNDS {
-            let busy = seen.iter().position(|seen| {
-                let oldest = seen.oldest.as_ref();
-                oldest.is_some_and(|oldest| !oldest.is_of(owner))
-            });
+            let busy = seen.iter().position(|seen| seen.is_busy(claim));
             let wanted = match busy {
                 Some(_) if !claim.waiting => 0,
                 Some(busy) => busy + 1,
@@ -168,6 +165,6 @@ fn as_set(mut entries: Vec<Stored>) -> Vec<Stored> {
 fn is_held(name: &Key, seen: &Seen) -> Acquired {
     Acquired::Held {
         key: name.clone(),
-        retry_after: seen.oldest.as_ref().and_then(Stored::ttl).map(Ttl::duration),
+        retry_after: seen.granted.iter().filter_map(Stored::ttl).min().map(Ttl::duration),
     }
 }

@@ -126,7 +126,7 @@ impl Core {
     async fn settled(&self, names: &[Key], polls: u32) -> Outcome<Vec<Seen>> {
         for _ in 0..polls {
             let seen = self.store.read(names, None).await?;
-            if !seen.iter().filter_map(Seen::holder).any(Stored::awaits_token) {
+            if !seen.iter().flat_map(Seen::holders).any(Stored::awaits_token) {
                 return Ok(seen);
             }
             sleep(TOKEN_POLL).await;
@@ -134,9 +134,9 @@ impl Core {
         self.store.read(names, None).await
     }
 
-    async fn inspect(&self, name: &Key, polls: u32) -> Outcome<Option<LockInfo>> {
+    async fn inspect(&self, name: &Key, polls: u32) -> Outcome<Vec<LockInfo>> {
         let seen = self.settled(std::slice::from_ref(name), polls).await?;
-        Ok(seen.first().and_then(Seen::info))
+        Ok(seen.iter().flat_map(Seen::infos).collect())
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<LockInfo>> {
@@ -145,20 +145,27 @@ impl Core {
         for page in names.chunks(PAGE_SIZE) {
             let reading = self.settled(page, PAGE_POLLS);
             let seen = Failure::after(page_timeout, self.store.address(), reading).await?;
-            infos.extend(seen.iter().filter_map(Seen::info));
+            infos.extend(seen.iter().flat_map(Seen::infos));
         }
         Ok(infos)
     }
 
-    /// Releases a name of any owner. `false`: it was free.
+    /// Releases a name of all owners. `false`: it was free.
     async fn force_release(&self, name: &Key) -> Outcome<bool> {
+        let (mut last, mut is_released) = (None, false);
         for _ in 0..ROUNDS {
             let seen = self.store.read(std::slice::from_ref(name), None).await?;
-            let Some(holder) = seen.first().and_then(Seen::holder) else {
-                return Ok(false);
-            };
-            if self.store.delete(std::slice::from_ref(holder)).await? {
-                return Ok(true);
+            let mut holders: Vec<Stored> = seen.iter().flat_map(Seen::holders).cloned().collect();
+            // Those behind it were granted by this call.
+            let last = *last.get_or_insert(holders.last().map(|holder| holder.position));
+            holders.retain(|holder| Some(holder.position) <= last);
+            let mut is_done = true;
+            for page in holders.chunks(PAGE_SIZE) {
+                let is_deleted = self.store.delete(page).await?;
+                (is_released, is_done) = (is_released || is_deleted, is_done && is_deleted);
+            }
+            if is_done {
+                return Ok(is_released);
             }
         }
         Err(Failure::contended())
@@ -173,6 +180,7 @@ impl Engine for EntryEngine {
             detector: Some(self.core.detector.clone()),
             longest_lease: self.core.store.longest_lease(),
             most_names: MOST_NAMES,
+            has_shares: true,
             ..Description::new(self.core.store.name(), true)
         }
     }
@@ -210,8 +218,7 @@ impl Engine for EntryEngine {
         match what {
             Read::Name { key, waits_for_token } => {
                 let polls = if waits_for_token { TOKEN_POLLS } else { 0 };
-                let info = self.error("inspect", self.core.inspect(key, polls).await)?;
-                Ok(info.into_iter().collect())
+                self.error("inspect", self.core.inspect(key, polls).await)
             }
             Read::Prefix { prefix, page_timeout } => self.error("list", self.core.list(prefix, page_timeout).await),
         }

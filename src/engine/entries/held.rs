@@ -172,7 +172,7 @@ impl Core {
         for poll in 0.. {
             let seen = self.store.read(claim.keys(), Some(&claim.owner)).await?;
             let is_mine = |entry: &&Stored| entry.record.is_some() && (entry.is_of(&claim.owner) || entry.is_of(other));
-            let holders = seen.iter().map(|seen| seen.holder().filter(is_mine).cloned());
+            let holders = seen.iter().map(|seen| seen.holders().find(is_mine).cloned());
             let Some(holders) = holders.collect::<Option<Vec<_>>>() else {
                 return Ok(None);
             };
@@ -225,7 +225,7 @@ impl Core {
         for _ in 0..ROUNDS {
             let sent = Moment::now();
             let seen = self.store.read(claim.keys(), Some(owner)).await?;
-            let holds = |seen: &Seen| seen.holder().is_some_and(|holder| holder.is_of(owner));
+            let holds = |seen: &Seen| seen.holders().any(|holder| holder.is_of(owner));
             let is_held = seen.iter().all(holds);
             let new = new_token(&seen);
             let entries: Vec<Stored> = seen.into_iter().filter_map(|seen| seen.own).collect();

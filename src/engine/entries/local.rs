@@ -70,22 +70,19 @@ struct Name {
 }
 
 impl Name {
-    /// Reports the waiter whose entry holds the name, once.
+    /// Reports the waiters whose entries are granted, each one once.
     fn report(&mut self, grants: &UnboundedSender<Granted>) {
         let Some((revision, mirror)) = &self.mirror else { return };
-        // An entry that was created again has the same id on etcd, and another position.
-        if let Some((position, id)) = mirror.oldest()
-            && let Some(waiter) = self.waiters.get_mut(id).filter(|waiter| waiter.position == *position)
-            && !std::mem::replace(&mut waiter.is_known, true)
-        {
-            let (id, position) = (id.clone(), *position);
-            let granted = Granted {
-                owner: waiter.owner.clone(),
-                entry: Entry { id, position },
-                revision: *revision,
-            };
-            // An error means that the engine was dropped.
-            let _ = grants.send(granted);
+        for entry in mirror.granted() {
+            // An entry that was created again has the same id on etcd, and another position.
+            let waiter = self.waiters.get_mut(&entry.id);
+            if let Some(waiter) = waiter.filter(|waiter| waiter.position == entry.position)
+                && !std::mem::replace(&mut waiter.is_known, true)
+            {
+                let (owner, revision) = (waiter.owner.clone(), *revision);
+                // An error means that the engine was dropped.
+                let _ = grants.send(Granted { owner, entry, revision });
+            }
         }
     }
 }
@@ -115,7 +112,7 @@ impl LocalEntries {
     }
 
     /// Records that a claim waits for `key` with `entry`, and opens the watch for the first one. Wakes the waiter if its entry is gone.
-    pub(super) fn enter(&self, owner: &OwnerToken, key: &Key, Entry { id, position }: Entry) {
+    pub(super) fn enter(&self, owner: &OwnerToken, key: &Key, Entry { id, position, .. }: Entry) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let waiter = state.waiters.entry(owner.clone()).or_default();

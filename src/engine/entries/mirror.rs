@@ -1,8 +1,10 @@
-//! The entries of one name, in their order. The oldest one holds the name.
+//! The entries of one name, in their order, and the rule that says which of them are granted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Bound::{Included, Unbounded};
 use std::sync::Arc;
+
+use crate::model::{Share, Sums};
 
 /// An entry that the store has created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,6 +13,24 @@ pub(in crate::engine) struct Entry {
     pub id: Arc<str>,
     /// The number that the store gave to its creation.
     pub position: u64,
+    /// What its claim needs of the name.
+    pub share: Share,
+}
+
+/// Returns how many of the entries of a name are granted, and their sums. `shares`: those of all entries, in their order.
+///
+/// # Behavior
+/// The longest run of oldest entries that can hold the name at the same time is granted. Of a lock this is the oldest entry.
+pub(in crate::engine) fn granted(shares: impl IntoIterator<Item = Share>) -> (usize, Sums) {
+    let mut granted = (0, Sums::default());
+    for share in shares {
+        let sums = granted.1.with(share);
+        if !sums.is_within_limits() {
+            break;
+        }
+        granted = (granted.0 + 1, sums);
+    }
+    granted
 }
 
 /// A change of the entries of a name.
@@ -29,18 +49,18 @@ pub(in crate::engine) enum Change {
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Mirror {
     /// Another program may give two entries the same position.
-    entries: BTreeSet<(u64, Arc<str>)>,
+    entries: BTreeMap<(u64, Arc<str>), Share>,
     positions: BTreeMap<Arc<str>, u64>,
 }
 
 impl Mirror {
     pub(super) fn apply(&mut self, change: Change) {
         match change {
-            Change::Created(Entry { id, position }) => {
+            Change::Created(Entry { id, position, share }) => {
                 if let Some(before) = self.positions.insert(id.clone(), position) {
                     self.entries.remove(&(before, id.clone()));
                 }
-                self.entries.insert((position, id));
+                self.entries.insert((position, id), share);
             }
             Change::Deleted(id) => {
                 if let Some(position) = self.positions.remove(&id) {
@@ -54,21 +74,30 @@ impl Mirror {
         self.positions.contains_key(id)
     }
 
-    /// Returns the entry whose id begins with `prefix`, and the oldest one. `None`: there is no such entry, or more than one, or it is
-    /// the oldest one.
-    pub(in crate::engine) fn waits(&self, prefix: &str) -> Option<[Arc<str>; 2]> {
+    /// Returns the granted entries, the next one, and the entry whose id begins with `prefix`. `None`: there is no such entry, or more
+    /// than one, or it is granted.
+    pub(in crate::engine) fn waits(&self, prefix: &str) -> Option<Vec<Arc<str>>> {
         let ids = self.positions.range::<str, _>((Included(prefix), Unbounded));
         let mut own = ids.map(|(id, _)| id).take_while(|id| id.starts_with(prefix));
         let (Some(own), None) = (own.next(), own.next()) else {
             return None;
         };
-        let (_, oldest) = self.oldest().filter(|(_, oldest)| oldest != own)?;
-        Some([own.clone(), oldest.clone()])
+        let (count, _) = granted(self.entries.values().copied());
+        let before = self.entries.keys().map(|(_, id)| id).take_while(|id| *id != own);
+        let mut ids: Vec<Arc<str>> = before.take(count + 1).cloned().collect();
+        ids.push(own.clone());
+        (ids.len() > count).then_some(ids)
     }
 
-    /// Returns the position and the id of the entry that holds the name.
-    pub(super) fn oldest(&self) -> Option<&(u64, Arc<str>)> {
-        self.entries.first()
+    /// Returns the entries that are granted.
+    pub(super) fn granted(&self) -> impl Iterator<Item = Entry> {
+        let (count, _) = granted(self.entries.values().copied());
+        let entries = self.entries.iter().take(count);
+        entries.map(|((position, id), share)| Entry {
+            id: id.clone(),
+            position: *position,
+            share: *share,
+        })
     }
 }
 
@@ -76,17 +105,55 @@ impl Mirror {
 mod tests {
     use super::*;
 
+    fn run(shares: &[(u32, u32)]) -> usize {
+        let shares = shares
+            .iter()
+            .map(|&(permits, limit)| Share::new(permits, limit).unwrap());
+        granted(shares).0
+    }
+
+    #[test]
+    fn the_longest_run_of_oldest_entries_that_fits_is_granted() {
+        assert_eq!(run(&[]), 0);
+        assert_eq!(run(&[(1, 1), (1, 1)]), 1);
+        assert_eq!(run(&[(1, 2), (1, 2), (1, 2)]), 2);
+        assert_eq!(run(&[(1, 1), (1, 2)]), 1, "the limit of the holder counts");
+        assert_eq!(run(&[(1, 2), (1, 1)]), 1, "and that of the claim");
+        assert_eq!(run(&[(1, 3), (3, 3), (1, 3)]), 1, "a heavy entry is not overtaken");
+        assert_eq!(run(&[(1, 9), (2, 3), (7, 9)]), 2);
+    }
+
+    #[test]
+    fn a_waiter_is_shown_with_what_is_before_it() {
+        let mut mirror = Mirror::default();
+        let entries = [("a", 1), ("b", 1), ("c", 2), ("d", 1), ("e", 1)];
+        for (position, (id, permits)) in (1..).zip(entries) {
+            let (id, share) = (id.into(), Share::new(permits, 3).unwrap());
+            mirror.apply(Change::Created(Entry { id, position, share }));
+        }
+        let waits = |mirror: &Mirror, id| mirror.waits(id).map(|ids| ids.concat());
+        assert_eq!(waits(&mirror, "e").as_deref(), Some("abce"));
+        assert_eq!(waits(&mirror, "c").as_deref(), Some("abc"));
+        assert_eq!((waits(&mirror, "b"), waits(&mirror, "x")), (None, None));
+        // Without the heavy one, the next one fits.
+        mirror.apply(Change::Deleted("c".into()));
+        let granted = |mirror: &Mirror| mirror.granted().map(|entry| entry.id).collect::<Vec<_>>().concat();
+        assert_eq!((waits(&mirror, "d"), granted(&mirror)), (None, "abd".to_owned()));
+        assert_eq!(waits(&mirror, "e").as_deref(), Some("abde"));
+    }
+
     #[test]
     fn an_entry_keeps_its_place_until_it_is_deleted() {
         let created = |id: &str, position| {
             let id = id.into();
-            Change::Created(Entry { id, position })
+            let share = Share::LOCK;
+            Change::Created(Entry { id, position, share })
         };
         let mut mirror = Mirror::default();
         for change in [created("b", 7), created("c", 9), created("a", 7)] {
             mirror.apply(change);
         }
-        let first = |mirror: &Mirror| mirror.oldest().map(|(_, id)| id.to_string());
+        let first = |mirror: &Mirror| mirror.granted().next().map(|entry| entry.id.to_string());
         assert_eq!(first(&mirror).as_deref(), Some("a"));
         mirror.apply(Change::Deleted("a".into()));
         mirror.apply(Change::Deleted("a".into()));
@@ -94,7 +161,7 @@ mod tests {
         mirror.apply(created("b", 12));
         assert_eq!(first(&mirror).as_deref(), Some("c"), "it was created again");
         assert!(mirror.has("b") && !mirror.has("a"));
-        assert_eq!(mirror.waits("b"), Some(["b".into(), "c".into()]));
+        assert_eq!(mirror.waits("b"), Some(vec!["c".into(), "b".into()]));
         assert_eq!(
             (mirror.waits("c"), mirror.waits("x")),
             (None, None),

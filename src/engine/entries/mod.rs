@@ -1,15 +1,17 @@
 //! The engine of the stores where the order of entries is the lock (etcd, ZooKeeper).
 //!
 //! Each claim has an entry below its name. The store numbers entries in the order of their creation, and removes an entry when its claim
-//! ends or its process dies. The oldest entry holds the name. So the deletion of the holder's entry is the grant of the next one, which
-//! each process with waiters detects in its mirror of the name. `docs/proofs/entries.md` shows that this has one holder.
+//! ends or its process dies. The oldest entry holds the name; of a shared name the longest run of oldest entries that fits is granted. So the
+//! deletion of an entry is the grant of the next one, which each process with waiters detects in its mirror of the name.
+//! `docs/proofs/entries.md` shows that a lock has one holder, and that shares stay within their limits.
 //!
 //! The engine has the rules. A [`Store`] makes the requests.
 //!
 //! - `engine.rs`: the engine, and its reads. `attempt.rs`: attempts. `held.rs`: renewals, transfers, releases. `tasks.rs`: its tasks,
 //!   which grant names to waiters, end leases, and write fencing tokens.
 //! - `store.rs`: the trait. `record.rs`: the entries of claims, and their data.
-//! - `local.rs`: the waiters of this process. `mirror.rs`: the order of the entries of a name.
+//! - `local.rs`: the waiters of this process. `mirror.rs`: the order of the entries of a name, and which of them are
+//!   granted.
 //! - `names.rs`: names in keys and paths. `servers.rs`: the servers of a URL, and their sockets.
 //!
 //! # Ends
@@ -36,6 +38,6 @@ pub(in crate::engine) mod tests;
 
 pub(in crate::engine) use self::engine::{EntryEngine, PAGE_SIZE};
 pub(in crate::engine) use self::local::LocalEntries;
-pub(in crate::engine) use self::mirror::{Change, Entry};
+pub(in crate::engine) use self::mirror::{Change, Entry, granted};
 pub(in crate::engine) use self::record::{Record, Seen, Stored, UNKNOWN, now_ms};
 pub(in crate::engine) use self::store::{Failure, Outcome, Store};

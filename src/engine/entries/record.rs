@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::mirror::Entry;
-use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Share, Sums, Ttl};
 
 /// The version of an entry whose data is being written, or may have been written.
 pub(in crate::engine) const UNKNOWN: i64 = -1;
@@ -32,6 +32,9 @@ pub(in crate::engine) struct Record {
     pub fence: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<String>,
+    /// The permits and the limit of a share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<(u32, u32)>,
 }
 
 impl Record {
@@ -43,6 +46,7 @@ impl Record {
             host: claim.process.host.clone(),
             pid: claim.process.pid,
             metadata: claim.metadata.as_deref().map(str::to_owned),
+            share: claim.share.map(|share| (share.permits(), share.limit())),
             ..Record::default()
         }
     }
@@ -81,15 +85,23 @@ impl Stored {
         self.owner.as_ref() == Some(owner)
     }
 
+    /// Returns what it has of its name. An entry that another program wrote has all of it.
+    pub(in crate::engine) fn share(&self) -> Share {
+        let share = self.record.as_ref().and_then(|record| record.share);
+        let share = share.and_then(|(permits, limit)| Share::new(permits, limit).ok());
+        share.unwrap_or(Share::LOCK)
+    }
+
     /// Returns the entry for the mirror of the name.
     pub(in crate::engine) fn mirrored(&self) -> Entry {
         Entry {
             id: self.id.clone(),
             position: self.position,
+            share: self.share(),
         }
     }
 
-    /// Whether it holds its name if it is the oldest entry. `false`: it belongs to a claim that waits for more names.
+    /// Whether it holds its name if it is granted. `false`: it belongs to a claim that waits for more names.
     pub(super) fn holds(&self) -> bool {
         self.record.as_ref().is_none_or(|record| !record.set)
     }
@@ -122,22 +134,37 @@ impl Stored {
 pub(in crate::engine) struct Seen {
     /// Larger than the number of every change before, and smaller than those after it: a fencing token for the oldest entry.
     pub at: u64,
-    pub oldest: Option<Stored>,
-    /// The entry of the owner. It may be the oldest one.
+    /// The granted entries, the oldest one first: one of a lock. For an owner some of a shared name may be missing, but never the oldest
+    /// one nor that of the owner.
+    pub granted: Vec<Stored>,
+    /// The entry of the owner. It may be a granted one.
     pub own: Option<Stored>,
-    /// The number of entries.
-    pub count: usize,
+    /// The sums of all granted entries.
+    pub sums: Sums,
+    /// The number of the other entries.
+    pub waiting: usize,
 }
 
 impl Seen {
-    /// Returns the entry that holds the name.
-    pub(super) fn holder(&self) -> Option<&Stored> {
-        self.oldest.as_ref().filter(|oldest| oldest.holds())
+    /// Whether a claim has to wait for the name.
+    pub(super) fn is_busy(&self, claim: &Claim) -> bool {
+        match &self.own {
+            Some(_) => !self.granted.iter().any(|entry| entry.is_of(&claim.owner)),
+            None => self.waiting > 0 || !self.sums.with(claim.share.unwrap_or(Share::LOCK)).is_within_limits(),
+        }
     }
 
-    /// Describes the holder.
-    pub(super) fn info(&self) -> Option<LockInfo> {
-        let holder = self.holder()?;
+    /// Returns the entries that hold the name.
+    pub(super) fn holders(&self) -> impl Iterator<Item = &Stored> {
+        self.granted.iter().filter(|entry| entry.holds())
+    }
+
+    /// Describes the holders.
+    pub(super) fn infos(&self) -> impl Iterator<Item = LockInfo> {
+        self.holders().map(|holder| self.info(holder))
+    }
+
+    fn info(&self, holder: &Stored) -> LockInfo {
         let process = |record: &Record| Holder {
             process: Process {
                 host: record.host.clone(),
@@ -146,15 +173,15 @@ impl Seen {
             since_ms: record.since.unwrap_or(holder.created_ms),
         };
         let record = holder.record.as_ref();
-        Some(LockInfo {
+        LockInfo {
             name: holder.name.as_str().to_owned(),
             remaining: holder.ttl().map(Ttl::duration),
             fence: holder.fence(),
             holder: record.map(process),
             metadata: record.and_then(|record| record.metadata.clone()),
-            share: None,
-            waiting: Some(self.count.saturating_sub(1) as u64),
-        })
+            share: holder.name.is_shared().then(|| holder.share()),
+            waiting: Some(self.waiting as u64),
+        }
     }
 }
 
@@ -196,6 +223,7 @@ mod tests {
             since: Some(9),
             fence: Some(1 << 40),
             metadata: Some(r#"{"a":"é"}"#.into()),
+            share: Some((2, 5)),
         };
         assert_eq!(stored(&record.to_json()).record, Some(record));
         let short = br#"{"ttl":1,"host":"h","pid":7}"#;

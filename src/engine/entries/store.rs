@@ -95,12 +95,13 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     /// The caller decides from the names that are returned, and calls again if the entries are not as it wants them. So the changes may be
     /// omitted if another process has changed an entry, and an entry that the claim has already stays.
     ///
-    /// `is_first`: the first call for this owner, which is most often the whole attempt. If all names are free, it creates the entries.
-    /// Otherwise it creates one only for a waiting claim of one name, which enters the queue.
+    /// `is_first`: the first call for this owner, which is most often the whole attempt. If all names have no entries, it creates some.
+    /// Otherwise it creates one only for a waiting claim of one name, which enters the queue. (ZooKeeper: also for one of a lock that does
+    /// not wait.)
     async fn change(&self, claim: &Claim, create: &[Key], remove: &[Stored], is_first: bool) -> Outcome<Vec<Seen>>;
 
-    /// Reads names, after everything that was committed before: the oldest entry of each one, and the entry of `owner`. (The oldest entry is
-    /// that of `owner` also after a transfer. Another entry is found only by its first owner, because a waiter is not transferred.)
+    /// Reads names, after everything that was committed before: the granted entries of each one, and the entry of `owner`. (The oldest
+    /// entry is that of `owner` also after a transfer. Another entry is found only by its first owner, because a waiter is not transferred.)
     async fn read(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>>;
 
     /// Writes the records of entries, all or none, unless one has changed. The entries then belong to `owner`, and last for `ttl`; those
@@ -123,7 +124,8 @@ pub(in crate::engine) trait Store: Send + Sync + 'static {
     /// Returns until when a session of this process certainly lasts. `None`: it has ended, or is that of another process.
     fn lasts_until(&self, session: i64) -> Option<Moment>;
 
-    /// Returns the fencing token of an entry that became the oldest one at `revision` of the mirror. `None`: it is gone.
+    /// Returns the fencing token of an entry that was granted at `revision` of the mirror. That of a share is the number of the creation
+    /// of its entry, which is also the one in its record after a read. `None`: it is gone.
     async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>>;
 
     /// Lists the names that may have entries and begin with `prefix`, sorted. Each page of the store's answers takes at most `page_timeout`.

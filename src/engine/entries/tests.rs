@@ -1,5 +1,7 @@
 //! Waiters, their mirrors, and the races between an attempt and the changes of the store.
 
+pub(in crate::engine) mod shares;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use super::mirror::*;
 use super::record::UNKNOWN;
 use crate::clock::Moment;
 use crate::engine::{Acquired, Engine, EngineExt, HandOff, Released, Renewed, Subscription};
-use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Fence, Key, OwnerToken, Process, Share, Ttl};
 
 struct Fixture {
     entries: Arc<LocalEntries>,
@@ -47,8 +49,8 @@ fn id(claim: &Claim) -> Arc<str> {
 }
 
 fn entry(id: &Arc<str>, number: u64) -> Entry {
-    let (id, position) = (id.clone(), number);
-    Entry { id, position }
+    let (id, position, share) = (id.clone(), number, Share::LOCK);
+    Entry { id, position, share }
 }
 
 impl Fixture {
@@ -122,6 +124,39 @@ async fn the_deletion_of_the_holder_grants_the_next_waiter_once() {
     assert_eq!(f.watches.try_recv(), Ok(Watch::Close(f.key.clone())));
     drop(subscription);
     assert!(f.entries.state.lock().waiters.is_empty());
+}
+
+#[tokio::test]
+async fn one_deletion_grants_all_first_waiters_that_fit() {
+    let (mut f, [first, second, heavy, last]) = fixture();
+    let of = |claim: &Claim, number, permits| Entry {
+        share: Share::new(permits, 4).unwrap(),
+        ..entry(&id(claim), number)
+    };
+    let claims = [(&first, 2), (&second, 2), (&heavy, 3), (&last, 1)];
+    let waiting: Vec<Entry> = (2..)
+        .zip(claims)
+        .map(|(number, (claim, permits))| of(claim, number, permits))
+        .collect();
+    for ((claim, _), entry) in claims.iter().zip(&waiting) {
+        f.entered.insert(claim.owner.clone(), entry.clone());
+        f.entries.enter(&claim.owner, &f.key, entry.clone());
+    }
+    assert!(f.entries.begin_read(&f.key));
+    let holder: Arc<str> = "holder".into();
+    // Another program wrote it.
+    assert_eq!(f.opened(6, [entry(&holder, 1)].into_iter().chain(waiting)), []);
+    let both: Vec<Granted> = [f.granted(&first, 7), f.granted(&second, 7)]
+        .into_iter()
+        .flatten()
+        .collect();
+    assert_eq!(f.deleted(holder, 7), both);
+    assert_eq!(f.deleted("other".into(), 8), [], "once");
+    f.entries.leave(&first.owner);
+    assert_eq!(f.deleted(id(&first), 9), []);
+    // A waiter leaves, and the one behind it fits.
+    f.entries.leave(&heavy.owner);
+    assert_eq!(f.deleted(id(&heavy), 10), f.granted(&last, 10));
 }
 
 #[tokio::test]

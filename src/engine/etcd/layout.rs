@@ -1,11 +1,12 @@
 //! The keys and values of entries.
 //!
 //! An entry has the key `<keyPrefix><name>/<id>`: in the name, every byte except `A–Z a–z 0–9 _ . : -` is `%XX`. The id is the
-//! first owner token, so that a transfer keeps the key and thereby the position. The value is JSON. Keys of this form without such a
-//! value are those of other tools (`etcdctl lock`, Go's `concurrency.Mutex`), and count as entries of unknown holders.
+//! first owner token, so that a transfer keeps the key and thereby the position. A shared name begins with `%FF`. The value is JSON.
+//! Keys of this form without such a value are those of other tools (`etcdctl lock`, Go's `concurrency.Mutex`), and count as entries of
+//! unknown holders.
 
 use super::client::messages::KeyValue;
-use crate::engine::entries::names::{decoded, encoded};
+use crate::engine::entries::names::{decoded, encoded, marker};
 use crate::engine::entries::{Record, Stored, now_ms};
 use crate::model::{Key, OwnerToken};
 
@@ -16,20 +17,16 @@ pub(super) struct Layout(pub String);
 impl Layout {
     /// Returns the range of the entries of a name.
     pub(super) fn range(&self, name: &Key) -> (Vec<u8>, Vec<u8>) {
-        let mut start = self.start(name.as_str());
+        let mut start = format!("{}{}{}", self.0, marker(name), encoded(name.as_str())).into_bytes();
         let mut end = start.clone();
         start.push(b'/');
         end.push(b'/' + 1);
         (start, end)
     }
 
-    fn start(&self, name: &str) -> Vec<u8> {
-        format!("{}{}", self.0, encoded(name)).into_bytes()
-    }
-
     /// Returns the range of the entries of all names that begin with a text.
     pub(super) fn names(&self, prefix: &str) -> (Vec<u8>, Vec<u8>) {
-        let start = self.start(prefix);
+        let start = format!("{}{}", self.0, encoded(prefix)).into_bytes();
         let mut end = start.clone();
         while end.pop_if(|byte| *byte == u8::MAX).is_some() {}
         match end.last_mut() {
@@ -47,7 +44,7 @@ impl Layout {
         key
     }
 
-    /// Returns the name of an entry. `None`: its key has another form.
+    /// Returns the name of an entry. `None`: its key has another form, or the name is shared.
     pub(super) fn name_of(&self, key: &[u8]) -> Option<Key> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.0)?;
         let (name, _) = key.rsplit_once('/')?;
@@ -58,11 +55,15 @@ impl Layout {
     pub(super) fn entry(&self, name: &Key, kv: &KeyValue) -> Stored {
         let (start, _) = self.range(name);
         let id = String::from_utf8_lossy(kv.key.get(start.len()..).unwrap_or_default());
-        let record: Option<Record> = serde_json::from_slice(&kv.value).ok();
+        let position = kv.create_revision.max(0) as u64;
+        let mut record: Option<Record> = serde_json::from_slice(&kv.value).ok();
+        if let (Some(record), true) = (&mut record, name.is_shared()) {
+            record.fence = Some(position);
+        }
         let owner = record.as_ref().map(|record| record.owner.as_deref().unwrap_or(&id));
         Stored {
             name: name.clone(),
-            position: kv.create_revision.max(0) as u64,
+            position,
             version: kv.mod_revision,
             session: kv.lease,
             owner: owner.and_then(|owner| OwnerToken::parse(owner).ok()),
@@ -100,6 +101,7 @@ mod tests {
         }
         assert_eq!(layout.key(&key("a/é"), "x"), b"p/a%2F%C3%A9/x");
         assert_eq!(layout.range(&key("a")), (b"p/a/".to_vec(), b"p/a0".to_vec()));
+        assert_eq!(layout.key(&key("é").shared(), "x"), b"p/%FF%C3%A9/x");
         assert_eq!(layout.names("a"), (b"p/a".to_vec(), b"p/b".to_vec()));
         assert_eq!(Layout(String::new()).names(""), (vec![0], vec![0]));
     }

@@ -7,7 +7,8 @@
 //! - `client/`: HTTP/2 and gRPC.
 //!
 //! # Requests
-//! - An attempt is one transaction: it creates the key if the name is free, and otherwise enters the queue. Waiters of one name and
+//! - An attempt is one transaction: it creates the key if the name is free, and otherwise enters the queue. If a share is granted beside
+//!   others, a second one makes its entry that of a lease; one that does not wait reads first. Waiters of one name and
 //!   process enter one after the other, because etcd does not order the keys of one transaction.
 //! - A renewal compares the revisions of up to 100 keys in a transaction that writes nothing. Every other change reads the entries and
 //!   writes their records again, if they are unchanged.

@@ -248,7 +248,10 @@ impl Store for Etcd {
     }
 
     async fn token(&self, entry: &Stored, revision: u64) -> Outcome<Option<Fence>> {
-        Ok(Some(Fence(revision.max(entry.position))))
+        Ok(Some(Fence(match entry.name.is_shared() {
+            true => entry.position,
+            false => revision.max(entry.position),
+        })))
     }
 
     async fn names(&self, prefix: &str, page_timeout: Duration) -> Outcome<Vec<Key>> {

@@ -10,10 +10,12 @@ use super::client::{Kind, Outcome as Answer};
 use super::leases::{Class, Lease};
 use super::store::{Etcd, Range};
 use crate::clock::Moment;
-use crate::engine::entries::{Record, Seen, Stored, now_ms};
+use crate::engine::entries::{Record, Seen, Stored, granted, now_ms};
 use crate::model::{Claim, Key, OwnerToken};
 
 const TXN: &str = "/etcdserverpb.KV/Txn";
+/// The number of entries of a shared name that an attempt reads, unless all of these are granted.
+const MOST_SHARES: usize = 64;
 
 /// The comparison that is true for a range without keys.
 pub(super) fn is_empty((key, range_end): Range) -> Compare {
@@ -85,13 +87,13 @@ impl Etcd {
         }
     }
 
-    /// Returns the reads of the oldest entry of a name, and of that of an owner.
-    pub(super) fn reads(&self, name: &Key, owner: Option<&OwnerToken>) -> impl Iterator<Item = Op> {
+    /// Returns the reads of the oldest entries of a name, of a shared one at most `most` (0: all), and of that of an owner.
+    pub(super) fn reads(&self, name: &Key, owner: Option<&OwnerToken>, most: usize) -> impl Iterator<Item = Op> {
         let (key, range_end) = self.layout.range(name);
         let oldest = RangeRequest {
             key,
             range_end,
-            limit: 1,
+            limit: if name.is_shared() { most as i64 } else { 1 },
             sort_order: 1,  // ASCEND
             sort_target: 2, // CREATE
             ..RangeRequest::default()
@@ -114,16 +116,19 @@ impl Etcd {
         let seen = names.iter().map(|name| {
             let oldest = range_of(answers.next());
             let own = owner.map(|_| range_of(answers.next()));
-            let entry = |range: &RangeResponse| range.kvs.first().map(|kv| self.layout.entry(name, kv));
+            let entry = |kv: &KeyValue| self.layout.entry(name, kv);
             let count = usize::try_from(oldest.count).unwrap_or_default();
-            let oldest = entry(&oldest);
+            let mut entries: Vec<Stored> = oldest.kvs.iter().map(entry).collect();
+            let (held, sums) = granted(entries.iter().map(Stored::share));
+            entries.truncate(held);
             let is_own = |entry: &Stored| owner.is_some_and(|owner| entry.is_of(owner));
-            let of_oldest = oldest.clone().filter(is_own);
+            let of_granted = entries.iter().find(|entry| is_own(entry)).cloned();
             Seen {
                 at: at as u64,
-                own: of_oldest.or_else(|| entry(&own?).filter(is_own)),
-                oldest,
-                count,
+                own: of_granted.or_else(|| own?.kvs.first().map(entry).filter(is_own)),
+                granted: entries,
+                sums,
+                waiting: count.saturating_sub(held),
             }
         });
         seen.collect()
@@ -157,7 +162,7 @@ impl Etcd {
             waiters = Some(lease);
         }
         let enters = busy.len();
-        busy.extend(names.iter().flat_map(|name| self.reads(name, owner)));
+        busy.extend(names.iter().flat_map(|name| self.reads(name, owner, MOST_SHARES)));
         let request = txn(compare.collect(), puts.collect(), busy);
         let end = Moment::now() + claim.ttl.duration();
         let (answer, kept) = tokio::join!(self.txn(&request, Some(claim)), self.leases.keep_until(&lease, end));
@@ -168,7 +173,8 @@ impl Etcd {
             let created = entries.into_iter().map(|entry| self.created(entry, at, &lease));
             return Ok(created.collect());
         }
-        Ok(self.seen(names, owner, at, answer.responses.into_iter().skip(enters)))
+        let seen = self.seen(names, owner, at, answer.responses.into_iter().skip(enters));
+        self.completed(names, owner, seen).await
     }
 
     /// Describes a name with one entry, which was created at a revision.
@@ -181,17 +187,30 @@ impl Etcd {
         };
         Seen {
             at: at as u64,
-            oldest: Some(entry.clone()),
+            sums: [entry.share()].into_iter().collect(),
+            granted: vec![entry.clone()],
             own: Some(entry),
-            count: 1,
+            waiting: 0,
         }
     }
 
-    /// Creates entries of a waiting claim and deletes others, in one transaction, and then reads all names of the claim.
+    /// Creates entries of a claim and deletes others, in one transaction, and then reads all names of the claim.
+    ///
+    /// # Behavior
+    /// The entries are those of a waiter, except that of a share that does not wait: it is granted unless another one was faster.
     pub(super) async fn change_entries(&self, claim: &Claim, create: &[Key], remove: &[Stored]) -> Answer<Vec<Seen>> {
         let owner = Some(&claim.owner);
-        let lease = self.leases.get(Class::Waiters).await?;
-        let record = Record::new(claim);
+        let is_granted = claim.share.is_some() && !claim.waiting;
+        let class = if is_granted {
+            Class::of(claim.ttl)
+        } else {
+            Class::Waiters
+        };
+        let lease = self.leases.get(class).await?;
+        let record = Record {
+            since: is_granted.then(now_ms),
+            ..Record::new(claim)
+        };
         let compare = remove.iter().map(|entry| self.is_unchanged(entry)).collect();
         let puts = create
             .iter()
@@ -208,7 +227,22 @@ impl Etcd {
 
     /// Reads names in one transaction.
     pub(super) async fn read_in_one(&self, names: &[Key], owner: Option<&OwnerToken>) -> Answer<Vec<Seen>> {
-        let reads = names.iter().flat_map(|name| self.reads(name, owner));
+        let most = if owner.is_some() { MOST_SHARES } else { 0 };
+        let seen = self.read_most(names, owner, most).await?;
+        self.completed(names, owner, seen).await
+    }
+
+    /// Reads a shared name again if more of its entries may be granted than were read.
+    async fn completed(&self, names: &[Key], owner: Option<&OwnerToken>, seen: Vec<Seen>) -> Answer<Vec<Seen>> {
+        let may_be_more = |seen: &Seen| seen.granted.len() == MOST_SHARES && seen.waiting > 0;
+        match seen.iter().any(may_be_more) {
+            true => Box::pin(self.read_most(names, owner, 0)).await,
+            false => Ok(seen),
+        }
+    }
+
+    async fn read_most(&self, names: &[Key], owner: Option<&OwnerToken>, most: usize) -> Answer<Vec<Seen>> {
+        let reads = names.iter().flat_map(|name| self.reads(name, owner, most));
         let answer = self.txn(&txn(Vec::new(), reads.collect(), Vec::new()), None).await?;
         Ok(self.seen(names, owner, revision(&answer), answer.responses.into_iter()))
     }

@@ -23,10 +23,10 @@ use crate::model::{Key, OwnerToken, Ttl};
 /// The time until the next read after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Returns the entry that keeps a name busy.
-fn of_kept(seen: &mut Seen) -> Option<&mut Stored> {
+/// Returns the entries that keep a name busy.
+fn of_kept(seen: &mut Seen) -> impl Iterator<Item = &mut Stored> {
     let is_kept = |entry: &&mut Stored| Child::is_kept(&entry.id) && entry.record.is_some();
-    seen.oldest.as_mut().filter(is_kept)
+    seen.granted.iter_mut().filter(is_kept)
 }
 
 impl Zookeeper {
@@ -37,7 +37,7 @@ impl Zookeeper {
         owner: Option<&OwnerToken>,
         mut seen: Vec<Seen>,
     ) -> Answer<Vec<Seen>> {
-        if !seen.iter_mut().any(|seen| of_kept(seen).is_some()) {
+        if !seen.iter_mut().any(|seen| of_kept(seen).next().is_some()) {
             return Ok(seen);
         }
         // Boxed: it is rare, and would be a part of every call's future.
@@ -46,7 +46,7 @@ impl Zookeeper {
 
     async fn ended(&self, names: &[Key], owner: Option<&OwnerToken>, mut seen: Vec<Seen>) -> Answer<Vec<Seen>> {
         for _ in 0..ROUNDS {
-            let mut kept: Vec<&mut Stored> = seen.iter_mut().filter_map(of_kept).collect();
+            let mut kept: Vec<&mut Stored> = seen.iter_mut().flat_map(of_kept).collect();
             let Some(first) = kept.first() else {
                 return Ok(seen);
             };
@@ -93,7 +93,7 @@ impl Zookeeper {
                 let mut seen = self.read(names, None).await;
                 for (index, name) in names.iter().enumerate() {
                     let next = match &mut seen {
-                        Ok(seen) => of_kept(&mut seen[index]).and_then(|entry| entry.ttl()),
+                        Ok(seen) => of_kept(&mut seen[index]).filter_map(|entry| entry.ttl()).min(),
                         Err(_) => Some(Ttl::clamped(RETRY)),
                     };
                     // An event may have scheduled an earlier time.

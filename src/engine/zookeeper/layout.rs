@@ -1,14 +1,17 @@
-//! Where the entries of a name are: Curator's layout, `<chroot>/<name>/_c_<uuid>-lock-<number>`.
+//! Where the entries of a name are: Curator's layout, `<chroot>/<name>/_c_<uuid>-lock-<number>`. The folder of a shared name has `%FF`
+//! before the name, and the names of its entries have the share, `_c_<uuid>-<permits>-<limit>-lock-<number>`: a mirror knows only names.
 
 use super::client::Access;
 use crate::engine::entries::Entry;
-use crate::engine::entries::names::{decoded, encoded};
-use crate::model::{Key, OwnerToken};
+use crate::engine::entries::names::{SHARED, decoded, encoded, marker};
+use crate::model::{Key, OwnerToken, Share};
 
 /// The digits of the number that the server appends to the name of an entry.
 const NUMBER_DIGITS: usize = 10;
 /// What follows the UUID in the name of an entry that keeps a name busy. Curator orders by what is behind the last `lock-`.
 const KEPT: &str = "-kept-lock-";
+/// The length of a UUID.
+const UUID: usize = 36;
 
 /// The paths of an engine.
 #[derive(Debug, Clone)]
@@ -31,6 +34,7 @@ impl Layout {
     pub(super) fn folder(&self, key: &Key) -> String {
         let name = format!("{}{}", self.prefix, key.as_str());
         let folder = match name.as_str() {
+            _ if key.is_shared() => encoded(&self.prefix) + marker(key) + &encoded(key.as_str()),
             "." | ".." => name.replacen('.', "%2E", 1),
             "zookeeper" => "%7Aookeeper".to_owned(),
             name => encoded(name),
@@ -45,6 +49,10 @@ impl Layout {
 
     /// Returns the name of a folder below the chroot. `None`: it is no folder of this engine.
     pub(super) fn name_of(&self, folder: &str) -> Option<Key> {
+        if let Some((prefix, name)) = folder.split_once(SHARED) {
+            let key = Key::new(&decoded(name)?).ok()?;
+            return (prefix == encoded(&self.prefix)).then(|| key.shared());
+        }
         let name = decoded(folder)?;
         Key::new(name.strip_prefix(&self.prefix)?).ok()
     }
@@ -61,6 +69,8 @@ impl Layout {
 pub(super) struct Child {
     pub name: String,
     pub owner: Option<OwnerToken>,
+    /// What it has of its name. All of it, if its name does not say that.
+    pub share: Share,
     /// Its position. A transfer creates an entry with the number of the old one, before it deletes that.
     pub number: u64,
 }
@@ -73,13 +83,23 @@ impl Child {
             return None;
         }
         let number = digits.parse().ok()?;
-        let uuid = name.strip_prefix("_c_").and_then(|rest| rest.split_once("-lock-"));
-        let owner = uuid.and_then(|(uuid, _)| OwnerToken::parse(&uuid.replace('-', "")).ok());
+        let head = name.strip_prefix("_c_").and_then(|rest| rest.split_once("-lock-"));
+        let (uuid, share) = head.and_then(|(head, _)| head.split_at_checked(UUID)).unzip();
+        let owner = uuid.and_then(|uuid| OwnerToken::parse(&uuid.replace('-', "")).ok());
+        let share = share.and_then(Child::parse_share);
         Some(Child {
             name: name.to_owned(),
-            owner: owner.filter(|owner| name.starts_with(&Child::prefix_of(owner))),
+            owner: owner.filter(|owner| name.starts_with(&Child::prefix_of(owner, share))),
+            share: share.unwrap_or(Share::LOCK),
             number,
         })
+    }
+
+    /// Reads what is behind the UUID of a share.
+    fn parse_share(text: &str) -> Option<Share> {
+        let share = text.strip_suffix("-kept").unwrap_or(text).strip_prefix('-')?;
+        let (permits, limit) = share.split_once('-')?;
+        Share::new(permits.parse().ok()?, limit.parse().ok()?).ok()
     }
 
     /// Reads the entries of a folder, the oldest first.
@@ -90,16 +110,17 @@ impl Child {
     }
 
     /// Returns the name of a new entry, without the number that the server appends.
-    pub(super) fn prefix_of(owner: &OwnerToken) -> String {
+    pub(super) fn prefix_of(owner: &OwnerToken, share: Option<Share>) -> String {
+        let share = share.map_or_else(String::new, |share| format!("-{}-{}", share.permits(), share.limit()));
         let [one, two, three, four, five] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|digits| &owner.as_str()[digits]);
-        format!("_c_{one}-{two}-{three}-{four}-{five}-lock-")
+        format!("_c_{one}-{two}-{three}-{four}-{five}{share}-lock-")
     }
 
-    /// Returns the name of an entry of another owner with the same number. `None`: of one that keeps the name busy.
+    /// Returns the name of an entry of another owner of a lock with the same number. `None`: of one that keeps the name busy.
     pub(super) fn replaced(name: &str, owner: Option<&OwnerToken>) -> String {
         let number = name.len().saturating_sub(NUMBER_DIGITS);
         match owner {
-            Some(owner) => Self::prefix_of(owner) + name.get(number..).unwrap_or_default(),
+            Some(owner) => Self::prefix_of(owner, None) + name.get(number..).unwrap_or_default(),
             None => name.replacen("-lock-", KEPT, 1),
         }
     }
@@ -118,6 +139,7 @@ impl Child {
         Entry {
             id: self.name.as_str().into(),
             position: self.number,
+            share: self.share,
         }
     }
 }
@@ -156,6 +178,38 @@ mod tests {
     }
 
     #[test]
+    fn shared_names_and_shares_are_read_back() {
+        let owner = OwnerToken::parse("00112233445566778899aabbccddeeff").unwrap();
+        let share = Share::new(2, 15).unwrap();
+        let name = Child::prefix_of(&owner, Some(share)) + "0000000007";
+        assert_eq!(name, "_c_00112233-4455-6677-8899-aabbccddeeff-2-15-lock-0000000007");
+        let child = Child::parse(&name).unwrap();
+        assert_eq!((child.is_of(&owner), child.share, child.number), (true, share, 7));
+        let kept = Child::parse(&Child::replaced(&name, None)).unwrap();
+        assert_eq!((kept.owner, kept.share, kept.number), (None, share, 7));
+        assert!(Child::is_kept(&kept.name));
+        for other in ["-0-1", "-2-1", "-1", "-1-", "-1-2-3", "-x-1", "-kept", ""] {
+            let name = format!("_c_00112233-4455-6677-8899-aabbccddeeff{other}-lock-0000000007");
+            assert_eq!(Child::parse(&name).unwrap().share, Share::LOCK, "{other}");
+        }
+        let [with, without] = [layout("/a", "p:/"), layout("/a", "")];
+        for name in ["n", "%FF", "é/", "zookeeper"] {
+            let key = Key::new(name).unwrap().shared();
+            let [one, other] = [&with, &without].map(|layout| layout.folder(&key));
+            assert!(
+                one.starts_with("/a/p:%2F%FF") && other.starts_with("/a/%FF"),
+                "{one} {other}"
+            );
+            let name_of = |layout: &Layout, folder: &str| layout.name_of(&folder["/a/".len()..]);
+            assert_eq!(
+                (name_of(&with, &one), name_of(&without, &other)),
+                (Some(key.clone()), Some(key))
+            );
+            assert_eq!((name_of(&without, &one), name_of(&with, &other)), (None, None));
+        }
+    }
+
+    #[test]
     fn reserved_names_are_escaped() {
         let layout = layout("", "");
         for (name, folder) in [
@@ -179,7 +233,7 @@ mod tests {
     #[test]
     fn entries_have_an_order_and_owners() {
         let owner = OwnerToken::parse("00112233445566778899aabbccddeeff").unwrap();
-        let prefix = Child::prefix_of(&owner);
+        let prefix = Child::prefix_of(&owner, None);
         assert_eq!(prefix, "_c_00112233-4455-6677-8899-aabbccddeeff-lock-");
         let names = [
             "other-0000000009".to_owned(),

@@ -3,14 +3,16 @@
 use super::client::{Access, Answer, Failure as Refusal, Kind, Part, Request, Stat, code};
 use super::layout::Child;
 use super::store::Zookeeper;
-use crate::engine::entries::{Record, Seen, Stored, now_ms};
-use crate::model::{Claim, Key, OwnerToken};
+use crate::engine::entries::{Record, Seen, Stored, granted, now_ms};
+use crate::model::{Claim, Key, OwnerToken, Sums};
 
 /// How often a request is repeated because a folder or an entry was deleted in the meantime.
 pub(super) const ROUNDS: usize = 5;
 
 /// The errors of a part of a multi after which it is repeated, and those of the parts around it.
 const PASSING: [i32; 4] = [code::OK, code::ROLLED_BACK, code::NO_NODE, code::NODE_EXISTS];
+/// The number of entries in one read of their data.
+const READ_SIZE: usize = 500;
 /// The last number of an entry that is used. The server repeats the number 2^31 - 1 for ever.
 const LAST_NUMBER: u64 = 2_000_000_000;
 
@@ -66,7 +68,22 @@ impl Zookeeper {
         }
     }
 
-    /// Reads the data of entries, except of those in `known`.
+    /// Reads names after the answer to `first`, which is sent together with the read.
+    pub(super) async fn read_after(
+        &self,
+        first: Request,
+        names: &[Key],
+        owner: Option<&OwnerToken>,
+    ) -> Answer<Vec<Seen>> {
+        let first = self.client.call(first);
+        let list = self.list(names);
+        first.await?;
+        let seen = self.seen(names, owner, list.await?, &[]).await?;
+        self.without_ended(names, owner, seen).await
+    }
+
+    /// Reads the data of entries, except of those in `known`: of all granted ones, or, for an owner, of the oldest one, its own, and those
+    /// that keep a name busy. Entries of a shared name that were deleted since are missing, except that of the owner.
     pub(super) async fn seen(
         &self,
         names: &[Key],
@@ -76,50 +93,54 @@ impl Zookeeper {
     ) -> Answer<Vec<Seen>> {
         for _ in 0..ROUNDS {
             let is_own = |child: &&Child| owner.is_some_and(|owner| child.is_of(owner));
-            // The oldest one, and that of the owner.
             let mut wanted: Vec<(&Key, &Child)> = Vec::new();
             for (name, (children, _)) in names.iter().zip(&found) {
-                let mut own = children.iter().filter(is_own);
-                let both = [children.first(), own.next()].into_iter().flatten();
-                both.for_each(|child| wanted.push((name, child)));
+                let own = children.iter().position(|child| is_own(&child));
+                let (held, _) = Child::granted(children);
+                let is_wanted = |(index, child): &(usize, &Child)| {
+                    let is_needed = *index == 0 || owner.is_none() || Child::is_kept(&child.name);
+                    Some(*index) == own || *index < held && is_needed
+                };
+                let all = children.iter().enumerate().filter(is_wanted);
+                wanted.extend(all.map(|(_, child)| (name, child)));
                 // A repeated request has created more than one.
-                for child in own {
+                for child in children.iter().filter(is_own).skip(1) {
                     let delete = Request::delete(&self.layout.entry(name, &child.name), -1);
                     is_done(self.client.call(delete).await)?;
                 }
             }
-            wanted.dedup();
             let find = |entries: &[Stored], name: &Key, child: &Child| {
                 let is_it = |entry: &&Stored| entry.name == *name && *entry.id == *child.name;
                 entries.iter().find(is_it).cloned()
             };
             let is_unknown = |(name, child): &(&Key, &Child)| find(known, name, child).is_none();
             let unknown: Vec<_> = wanted.into_iter().filter(is_unknown).collect();
-            let reads: Vec<_> = unknown
-                .iter()
-                .map(|(name, child)| Request::data(&self.layout.entry(name, &child.name)))
-                .collect();
             let mut entries = known.to_vec();
-            if !reads.is_empty() {
+            let mut is_changed = false;
+            for unknown in unknown.chunks(READ_SIZE) {
+                let read = |(name, child): &(&Key, &Child)| Request::data(&self.layout.entry(name, &child.name));
+                let reads: Vec<_> = unknown.iter().map(read).collect();
                 let parts = self.client.call(Request::multi_read(&reads)).await?.parts()?;
-                for ((name, child), part) in unknown.into_iter().zip(parts) {
+                for ((name, child), part) in unknown.iter().zip(parts) {
                     match part {
                         Part::Data(data, stat) => entries.push(child.stored(name, &data, &stat)),
                         // It was deleted since.
-                        Part::Failed(code::NO_NODE) => {}
+                        Part::Failed(code::NO_NODE) => is_changed |= !name.is_shared() || is_own(child),
                         Part::Failed(code) => return Err(Refusal::Refused(code)),
                         _ => return Err(Refusal::Malformed),
                     }
                 }
             }
-            if entries.len() == known.len() + reads.len() {
+            if !is_changed {
                 let seen = names.iter().zip(&found).map(|(name, (children, at))| {
-                    let entry = |child: Option<&Child>| find(&entries, name, child?);
+                    let entry = |child: &Child| find(&entries, name, child);
+                    let (held, sums) = Child::granted(children);
                     Seen {
                         at: *at,
-                        oldest: entry(children.first()),
-                        own: entry(children.iter().find(is_own)),
-                        count: children.len(),
+                        granted: children[..held].iter().filter_map(entry).collect(),
+                        own: children.iter().find(is_own).and_then(entry),
+                        sums,
+                        waiting: children.len() - held,
                     }
                 });
                 return Ok(seen.collect());
@@ -129,20 +150,20 @@ impl Zookeeper {
         Err(Refusal::Refused(code::NO_NODE))
     }
 
-    /// Returns the new entry of a waiting claim and one before it, and all that is known of the latter. `None`: it may hold its name, or
-    /// the mirror is not that of the connection.
+    /// Returns the new entry of a waiting claim and those before it that show that it is not granted, and all that is known of the oldest
+    /// one. `None`: it may be granted, or the mirror is not that of the connection.
     fn mirrored(&self, claim: &Claim, created: &[Stored]) -> Option<(Vec<Children>, Stored)> {
         let ([name], [created], true) = (claim.keys(), created, claim.waiting) else {
             return None;
         };
-        let prefix = Child::prefix_of(&claim.owner);
-        let [own, oldest] = self.local.mirror(name, |mirror| mirror.waits(&prefix))??;
-        let (own, oldest) = (Child::parse(&own)?, Child::parse(&oldest)?);
-        let before = Stored {
+        let prefix = Child::prefix_of(&claim.owner, claim.share);
+        let ids = self.local.mirror(name, |mirror| mirror.waits(&prefix))??;
+        let children: Vec<Child> = ids.iter().filter_map(|id| Child::parse(id)).collect();
+        let oldest = Stored {
             record: None,
-            ..oldest.entry(name, 0, Record::default())
+            ..children.first()?.entry(name, 0, Record::default())
         };
-        (*own.name == *created.id).then(|| (vec![(vec![oldest, own], 0)], before))
+        (*children.last()?.name == *created.id).then(|| (vec![(children, 0)], oldest))
     }
 
     pub(super) async fn changed(
@@ -163,7 +184,7 @@ impl Zookeeper {
                 .iter()
                 .map(|name| Request::create(&self.layout.folder(name), &[], self.layout.access, Kind::Container));
             let creations = create.iter().map(|name| {
-                let path = self.layout.entry(name, &Child::prefix_of(&claim.owner));
+                let path = self.layout.entry(name, &Child::prefix_of(&claim.owner, claim.share));
                 Request::create(&path, &data, self.layout.access, Kind::EphemeralSequential)
             });
             let deletions = remove.iter().map(|entry| Request::delete(&self.path(entry), -1));
@@ -206,10 +227,12 @@ impl Zookeeper {
                     Some(child.entry(name, reply.session, record.clone()))
                 });
             let mut known: Vec<Stored> = created.collect();
-            let found = match self.mirrored(claim, &known) {
+            let mirrored = self.mirrored(claim, &known);
+            let is_unread = claim.share.is_some() && mirrored.is_none();
+            let found = match mirrored {
                 _ if known.iter().any(|entry| entry.position > LAST_NUMBER) => Err(Refusal::NoNumbers),
-                Some((found, before)) => {
-                    known.push(before);
+                Some((found, oldest)) => {
+                    known.push(oldest);
                     Ok(found)
                 }
                 None => list.take().unwrap_or_else(listing).await,
@@ -220,6 +243,10 @@ impl Zookeeper {
                 // No later read would find them.
                 let deletions = known.iter().map(|entry| Request::delete(&self.path(entry), -1));
                 self.client.call(Request::multi(&deletions.collect::<Vec<_>>())).await?;
+            }
+            if is_unread {
+                // Its fencing token is that of its creation.
+                known.clear();
             }
             return self.seen(claim.keys(), Some(&claim.owner), found?, &known).await;
         }
@@ -321,6 +348,11 @@ pub(super) fn is_done(answer: Answer) -> Answer<bool> {
 }
 
 impl Child {
+    /// Returns how many entries are granted, and their sums.
+    fn granted(children: &[Child]) -> (usize, Sums) {
+        granted(children.iter().map(|child| child.share))
+    }
+
     /// Returns an entry that this process has created.
     fn entry(&self, name: &Key, session: i64, record: Record) -> Stored {
         Stored {
@@ -336,9 +368,13 @@ impl Child {
     }
 
     fn stored(&self, name: &Key, data: &[u8], stat: &Stat) -> Stored {
+        let mut record: Option<Record> = serde_json::from_slice(data).ok();
+        if let (Some(record), true, false) = (&mut record, name.is_shared(), Child::is_kept(&self.name)) {
+            record.fence = Some(stat.created as u64);
+        }
         Stored {
             version: stat.version.into(),
-            record: serde_json::from_slice(data).ok(),
+            record,
             created_ms: stat.created_ms.max(0) as u64,
             ..self.entry(name, stat.session, Record::default())
         }

@@ -163,8 +163,15 @@ impl Store for Zookeeper {
     }
 
     async fn change(&self, claim: &Claim, create: &[Key], remove: &[Stored], is_first: bool) -> Outcome<Vec<Seen>> {
+        let is_read = claim.share.is_some() && !claim.waiting && !claim.was_sent();
         claim.mark_sent();
         let changing = async {
+            if is_read {
+                // Its entry would delay those that fit.
+                return self
+                    .read_after(Request::sync("/"), claim.keys(), Some(&claim.owner))
+                    .await;
+            }
             let seen = self.changed(claim, create, remove, is_first).await?;
             self.without_ended(claim.keys(), Some(&claim.owner), seen).await
         };
@@ -173,17 +180,12 @@ impl Store for Zookeeper {
 
     async fn read(&self, names: &[Key], owner: Option<&OwnerToken>) -> Outcome<Vec<Seen>> {
         // An own entry may be missing on the servers that follow a leader without a majority.
-        let synced = self.client.call(match owner {
+        let first = match owner {
             Some(_) => Request::commit(self.layout.root()),
             None => Request::sync("/"),
-        });
-        let list = self.list(names);
-        let reading = async {
-            synced.await?;
-            let seen = self.seen(names, owner, list.await?, &[]).await?;
-            self.without_ended(names, owner, seen).await
         };
-        reading.await.map_err(|refusal| self.failure(refusal))
+        let reading = self.read_after(first, names, owner).await;
+        reading.map_err(|refusal| self.failure(refusal))
     }
 
     async fn write(&self, entries: Vec<Stored>, owner: Option<&OwnerToken>, _ttl: Ttl) -> Outcome<Option<Vec<Stored>>> {
@@ -248,8 +250,13 @@ impl Store for Zookeeper {
         let reply = self.client.call(Request::multi_read(&reads)).await;
         let parts = reply.and_then(|reply| Ok(reply.parts()?));
         match parts.map_err(|refusal| self.failure(refusal))?.as_slice() {
-            [Part::Data(..), Part::Data(_, folder)] if self.revisions.is_current(revision) => {
-                Ok(Some(Fence(folder.last_child_change as u64)))
+            [Part::Data(_, own), Part::Data(_, folder)] if self.revisions.is_current(revision) => {
+                let is_share = entry.name.is_shared();
+                Ok(Some(Fence(if is_share {
+                    own.created
+                } else {
+                    folder.last_child_change
+                } as u64)))
             }
             _ => Ok(None),
         }
@@ -259,7 +266,8 @@ impl Store for Zookeeper {
         let reading = async { self.folders().await.map_err(|refusal| self.failure(refusal)) };
         let folders = Failure::after(page_timeout, self.address(), reading).await?;
         let names = folders.iter().filter_map(|folder| self.layout.name_of(folder));
-        let mut names: Vec<Key> = names.filter(|name| name.as_str().starts_with(prefix)).collect();
+        let is_listed = |name: &Key| !name.is_shared() && name.as_str().starts_with(prefix);
+        let mut names: Vec<Key> = names.filter(is_listed).collect();
         names.sort();
         Ok(names)
     }

@@ -42,7 +42,7 @@ async fn granted(engine: &Opened, claim: &Claim) {
 
 async fn oldest(engine: &Opened, claim: &Claim) -> Stored {
     let mut seen = engine.store.read(claim.keys(), None).await.unwrap();
-    seen.remove(0).oldest.unwrap()
+    seen.remove(0).granted.remove(0)
 }
 
 const LONG: Duration = Duration::from_secs(30);
@@ -235,6 +235,18 @@ async fn a_retry_with_a_new_entry_has_a_new_token() {
 async fn a_lease_that_ends_while_it_is_written_is_deleted() {
     let Some([engine]) = engines().await else { return };
     entries::tests::a_lease_that_ends_while_it_is_written_is_deleted(&engine).await;
+}
+
+#[tokio::test]
+async fn waiters_stay_within_their_limits() {
+    let Some([a, b]) = engines().await else { return };
+    entries::tests::shares::waiters_stay_within_their_limits([&a, &b]).await;
+}
+
+#[tokio::test]
+async fn a_writer_waits_for_many_readers() {
+    let Some([a, b]) = engines().await else { return };
+    entries::tests::shares::a_writer_waits_for_many_readers([&a, &b]).await;
 }
 
 /// After an election a deposed leader may revoke etcd leases of the terms before, and answer requests for them.

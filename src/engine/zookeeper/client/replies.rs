@@ -66,6 +66,8 @@ pub(super) fn event(body: &[u8]) -> Result<(Change, &str), Malformed> {
 /// The facts about a node that the engine uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Stat {
+    /// The transaction that created the node.
+    pub created: i64,
     /// When the node was created, by the leader's clock: milliseconds since 1970.
     pub created_ms: i64,
     /// When its data was last written, by the clock of the leader of that time.
@@ -79,10 +81,12 @@ pub(in super::super) struct Stat {
 
 impl Stat {
     fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let (_czxid, _mzxid, created_ms, changed_ms) = (reader.long()?, reader.long()?, reader.long()?, reader.long()?);
+        let (created, _mzxid, created_ms, changed_ms) =
+            (reader.long()?, reader.long()?, reader.long()?, reader.long()?);
         let (version, _cversion, _aversion) = (reader.int()?, reader.int()?, reader.int()?);
         let (session, _data_length, _children) = (reader.long()?, reader.int()?, reader.int()?);
         Ok(Stat {
+            created,
             created_ms,
             changed_ms,
             version,
@@ -179,6 +183,7 @@ mod tests {
     }
 
     const STAT: Stat = Stat {
+        created: 1,
         created_ms: 1_700_000_000_000,
         changed_ms: 3,
         version: 4,

@@ -8,7 +8,7 @@ use crate::engine::zookeeper::nodes::is_done;
 /// Creates the node of a kept entry as the first one of `n`, as a process that has ended has left it.
 async fn left(engine: &Opened, data: &[u8]) {
     let (layout, name) = (&engine.store.layout, key("n"));
-    let owner = layout::Child::prefix_of(&OwnerToken::fresh()) + "0000000000";
+    let owner = layout::Child::prefix_of(&OwnerToken::fresh(), None) + "0000000000";
     let path = layout.entry(&name, &layout::Child::replaced(&owner, None));
     let create = |path: &str, data: &[u8], kind| Request::create(path, data, layout.access, kind);
     let nodes = [
@@ -108,5 +108,40 @@ async fn one_of_many_calls_gets_a_kept_name() {
     match grants.iter().sum() {
         0 => _ = acquire(&engine, &claim(&["n"], LONG)).await,
         holders => assert_eq!(holders, 1, "{grants:?}"),
+    }
+}
+
+/// Its process has ended, and the share before it is held for longer.
+#[tokio::test]
+async fn a_kept_share_behind_another_one_ends() {
+    const KEPT: Duration = Duration::from_millis(600);
+    let Some(url) = url() else { return };
+    let prefix = prefix();
+    let engine = open(&url, &prefix).await;
+    let share = |waiting| {
+        let keys = [key("n").shared()];
+        let ttl = Ttl::new(LONG).unwrap();
+        let mut claim = Claim::new(&keys, OwnerToken::fresh(), ttl, Arc::new(Process::current()));
+        (claim.share, claim.waiting) = (Some(Share::new(1, 2).unwrap()), waiting);
+        claim
+    };
+    acquire(&engine, &share(false)).await;
+    for waiting in [true, false] {
+        let (ended, kept, ours) = (open(&url, &prefix).await, share(false), share(waiting));
+        acquire(&ended, &kept).await;
+        let began = std::time::Instant::now();
+        assert_eq!(ended.release(&kept, KEPT).await.unwrap(), Released::Freed);
+        ended.close().await;
+        if waiting {
+            let mut subscription = engine.subscribe(&ours, &key("n").shared()).await.unwrap();
+            busy(&engine, &ours).await;
+            handed_off(&mut subscription).await;
+        } else {
+            while let Acquired::Held { .. } = engine.try_acquire(&ours).await.unwrap() {
+                assert!(began.elapsed() < LONG);
+            }
+        }
+        assert!(began.elapsed() >= KEPT, "{:?}", began.elapsed());
+        assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
     }
 }

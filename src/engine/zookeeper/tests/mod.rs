@@ -15,7 +15,7 @@ use crate::clock::Moment;
 use crate::engine::contract::PAGE;
 use crate::engine::entries::servers::Servers;
 use crate::engine::{Acquired, Engine, EngineExt, Released, Renewed, Settings, SharedEngine, Subscription};
-use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Fence, Key, OwnerToken, Process, Share, Ttl};
 
 const SERVER: &str = "HOLDFAST_TEST_ZOOKEEPER_URL";
 const LONG: Duration = Duration::from_secs(30);

@@ -289,3 +289,19 @@ async fn a_lease_that_ends_while_it_is_written_is_deleted() {
     let engine = open(&url, &prefix()).await;
     entries::tests::a_lease_that_ends_while_it_is_written_is_deleted(&engine).await;
 }
+
+#[tokio::test]
+async fn waiters_stay_within_their_limits() {
+    let Some(url) = url() else { return };
+    let prefix = prefix();
+    let [a, b] = [open(&url, &prefix).await, open(&url, &prefix).await];
+    entries::tests::shares::waiters_stay_within_their_limits([&a, &b]).await;
+}
+
+#[tokio::test]
+async fn a_writer_waits_for_many_readers() {
+    let Some(url) = url() else { return };
+    let prefix = prefix();
+    let [a, b] = [open(&url, &prefix).await, open(&url, &prefix).await];
+    entries::tests::shares::a_writer_waits_for_many_readers([&a, &b]).await;
+}
