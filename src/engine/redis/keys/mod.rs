@@ -4,6 +4,7 @@
 //! |---|---|
 //! | lock | `<prefix><name>`: the owner's token and nothing else, the same as `SET key token NX PX` of other tools |
 //! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with `<pid>:<round>` |
+//! | holders of a shared name | `holdfast:shared:<prefix><name>`: a sorted set, described in `scripts/shared/holders.lua`. It stands for the lock key in its companions |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
 //! | last token | `holdfast:last`: the last fencing token of all names. A cluster has no such key |
 //! | counter | `holdfast:last:<number>`: on a node of a quorum, the last fencing token of all names with this number (see [`COUNTERS`]): a sorted set whose only member `last` has it as its score |
@@ -25,6 +26,7 @@ pub(super) mod slots;
 use std::fmt::Write;
 
 use self::slots::{hash_tag, slot, tag_for_slot};
+use crate::model::Key;
 
 /// The last fencing token of a server: one permanent key for all names.
 pub(super) const LAST: &str = "holdfast:last";
@@ -47,10 +49,35 @@ const NAMESPACE: &str = "holdfast:";
 /// The prefix of locks whose own key begins with the namespace.
 const MOVED: &str = "holdfast:lock:";
 
+/// The prefix of the sets that have the holders of shared names.
+const SHARED: &str = "holdfast:shared:";
+
+/// The text of a name, and whether it is a shared one.
+#[derive(Clone, Copy)]
+pub(super) struct Name<'n> {
+    pub(super) text: &'n str,
+    is_shared: bool,
+}
+
+impl<'n> From<&'n str> for Name<'n> {
+    fn from(text: &'n str) -> Self {
+        Name { text, is_shared: false }
+    }
+}
+
+impl<'n> From<&'n Key> for Name<'n> {
+    fn from(key: &'n Key) -> Self {
+        Name {
+            text: key.as_str(),
+            is_shared: key.is_shared(),
+        }
+    }
+}
+
 /// A kind of key that belongs to a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The lock itself.
+    /// The lock itself, or the holders of a shared name.
     Lock,
     /// The last fencing token, and its holder.
     Fence,
@@ -85,12 +112,23 @@ impl Layout {
     }
 
     /// Replaces `out` by the lock key of a name.
-    pub(super) fn lock(&self, name: &str, out: &mut String) {
+    pub(super) fn lock<'n>(&self, name: impl Into<Name<'n>>, out: &mut String) {
+        let name = name.into();
         out.clear();
         out.push_str(&self.prefix);
-        out.push_str(name);
-        if out.starts_with(NAMESPACE) {
+        out.push_str(name.text);
+        if name.is_shared {
+            out.insert_str(0, SHARED);
+        } else if out.starts_with(NAMESPACE) {
             out.insert_str(0, MOVED);
+        }
+    }
+
+    /// Returns the name of a lock key, shared or not.
+    pub(super) fn key_of(&self, key: &str) -> Option<Key> {
+        match key.strip_prefix(SHARED) {
+            Some(key) => Some(Key::new(key.strip_prefix(&*self.prefix)?).ok()?.shared()),
+            None => Key::new(self.name_of(key)?).ok(),
         }
     }
 
