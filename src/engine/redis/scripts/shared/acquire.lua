@@ -12,8 +12,7 @@
 local key, companion, queue = KEYS[1], KEYS[2], KEYS[3]
 local owner, ttl, to, me, number = ARGV[1], tonumber(ARGV[2]), ARGV[5], ARGV[6], tonumber(ARGV[7])
 local is_queued = redis.call('EXISTS', queue) == 1
-read(key)
-local own = members[owner] or members[owner .. '-next']
+local own, is_held = read(key, owner)
 
 if not own then
   local passed = is_queued and pass(key, queue, companion, to, me, number > 0 and number)
@@ -25,15 +24,14 @@ if not own then
   end
 end
 
-local now = microseconds()
 local last = larger(now, LAST or companion)
 local fence, since = string.format('%.0f', last), string.format('%.0f', ms)
+if is_held then
+  -- A retry after a lost reply: the earlier grant, with at least a full ttl.
+  fence, since = string.match(own, '^%S+ (%d+) %x+ (%d+)')
+  ttl = math.max(ttl, redis.call('ZSCORE', key, own) - ms)
+end
 if own then
-  if own == members[owner] then
-    -- A retry after a lost reply: the earlier grant, with at least a full ttl.
-    fence, since = string.match(own, '^%S+ (%d+) %x+ (%d+)')
-    ttl = math.max(ttl, redis.call('ZSCORE', key, own) - ms)
-  end
   redis.call('ZREM', key, own)
 end
 local metadata = ARGV[9] and '\n' .. ARGV[9] or ''

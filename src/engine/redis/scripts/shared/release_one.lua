@@ -3,17 +3,15 @@
 -- answer. Without a queue, whose slot moves, nothing is handed off.
 
 local function release_one(key, queue, companion, _, owner, me, to, fences_last, keep)
-  read(key, owner, owner .. '-next')
-  local held = members[owner]
-  local own = held or members[owner .. '-next']
+  local own, is_held = read(key, owner)
   if own then
     redis.call('ZREM', key, own)
   end
-  if held and keep then
+  local is_kept = is_held and keep
+  if is_kept then
     -- No claim has such a token.
-    local member = string.gsub(held, owner, owner .. '-kept', 1)
-    write(member, tonumber(keep))
-    count(member)
+    write((string.gsub(own, owner, owner .. '-kept', 1)), tonumber(keep))
+    add(string.match(own, '^(%d+)/(%d+)'))
   end
   local passed = false
   if queue and redis.call('EXISTS', queue) == 1 then
@@ -22,11 +20,11 @@ local function release_one(key, queue, companion, _, owner, me, to, fences_last,
       mark_alive(queue, me)
     end
     -- The share that is kept may end earlier than the waiters expect.
-    passed = pass(key, queue, companion, to, nil, nil, held and keep)
+    passed = pass(key, queue, companion, to, nil, nil, is_kept)
   end
   if used == 0 and companion and fences_last ~= '0' then
     redis.call('PEXPIRE', companion, fences_last)
   end
-  return held, passed == nil
+  return is_held, passed == nil
 end
 

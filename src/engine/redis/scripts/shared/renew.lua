@@ -8,19 +8,19 @@
 local kept, HOUR, n = tonumber(ARGV[1]), 3600000, (#ARGV - 1) / 3
 local answers, seen = {}, {}
 for i = 1, n do
-  local owner, ttl = ARGV[3 * i - 1], tonumber(ARGV[3 * i])
-  if not seen[KEYS[i]] then
-    read(KEYS[i])
-    seen[KEYS[i]] = members
-  end
-  set = KEYS[i]
-  local member = seen[set][owner]
-  local left = member and redis.call('ZSCORE', set, member) - ms
-  if left and left < ttl then
-    write(member, ttl)
-    if KEYS[n + i] and math.floor((ms + left - 1000) / HOUR) < math.floor((ms + ttl) / HOUR) then
-      redis.call('PEXPIRE', KEYS[n + i], redis.call('PTTL', set) + kept)
+  local key, owner, ttl = KEYS[i], ARGV[3 * i - 1], tonumber(ARGV[3 * i])
+  if not seen[key] then
+    seen[key] = {}
+    read(key)
+    for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. ms, '+inf')) do
+      seen[key][string.match(member, '^%S+ %d+ (%S+)')] = member
     end
+  end
+  set = key
+  local member = seen[key][owner]
+  local left = member and write(member, ttl) or ttl
+  if KEYS[n + i] and math.floor((ms + left - 1000) / HOUR) < math.floor((ms + ttl) / HOUR) then
+    redis.call('PEXPIRE', KEYS[n + i], ttl + kept)
   end
   answers[i] = member and '1' or '0'
 end
