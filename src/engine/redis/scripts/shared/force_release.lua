@@ -9,5 +9,8 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ms, '+inf'))
     is_any = redis.call('ZREM', KEYS[1], member) == 1
   end
 end
+if not KEYS[2] then
+  return is_any and 1 or 0
+end
 local _, more = release_one(KEYS[1], KEYS[2], KEYS[3], nil, nil, '', ARGV[1], ARGV[2])
 return (is_any and 1 or 0) + (more and 2 or 0)

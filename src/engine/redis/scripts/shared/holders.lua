@@ -20,10 +20,6 @@ end
 local function read(key, owner)
   set, now, used, least = key, microseconds(), 0, math.huge
   ms = math.floor(now / 1000)
-  local ended = redis.call('ZRANGEBYSCORE', key, '-inf', ms, 'LIMIT', 0, 1000)
-  if #ended > 0 then
-    redis.call('ZREM', key, unpack(ended))
-  end
   local find, match, own, is_held = string.find, string.match, nil, nil
   local live = redis.call('ZRANGEBYSCORE', key, '(' .. ms, '+inf')
   for i = 1, #live do
@@ -33,6 +29,11 @@ local function read(key, owner)
     else
       add(match(live[i], '^(%d+)/(%d+)'))
     end
+  end
+  -- Last: while a slot moves, a script cannot use a key that it has removed.
+  local ended = redis.call('ZRANGEBYSCORE', key, '-inf', ms, 'LIMIT', 0, 1000)
+  if #ended > 0 then
+    redis.call('ZREM', key, unpack(ended))
   end
   return own, is_held
 end

@@ -4,14 +4,14 @@
 
 local function release_one(key, queue, companion, _, owner, me, to, fences_last, keep)
   local own, is_held = read(key, owner)
-  if own then
-    redis.call('ZREM', key, own)
-  end
   local is_kept = is_held and keep
   if is_kept then
     -- No claim has such a token.
     write((string.gsub(own, owner, owner .. '-kept', 1)), tonumber(keep))
     add(string.match(own, '^(%d+)/(%d+)'))
+  end
+  if own then
+    redis.call('ZREM', key, own)
   end
   local passed = false
   if queue and redis.call('EXISTS', queue) == 1 then

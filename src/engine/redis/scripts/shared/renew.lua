@@ -7,11 +7,11 @@
 
 local kept, HOUR, n = tonumber(ARGV[1]), 3600000, (#ARGV - 1) / 3
 local answers, seen = {}, {}
+ms = math.floor(microseconds() / 1000)
 for i = 1, n do
   local key, owner, ttl = KEYS[i], ARGV[3 * i - 1], tonumber(ARGV[3 * i])
   if not seen[key] then
     seen[key] = {}
-    read(key)
     for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. ms, '+inf')) do
       seen[key][string.match(member, '^%S+ %d+ (%S+)')] = member
     end
