@@ -279,8 +279,10 @@ mod tests {
         for prefix in ["lock:", "", "{app}:", "a}b:", "holdfast:", "holdfast:fence:{", "{"] {
             let layout = Layout::new(prefix, true);
             let mut seen = HashSet::new();
-            for name in odd_names() {
-                let key = lock(&layout, &name);
+            let names = odd_names().into_iter();
+            for name in names.flat_map(|name| Key::new(&name).map(|name| [name.shared(), name]).unwrap()) {
+                let mut key = String::new();
+                layout.lock(&name, &mut key);
                 assert!(seen.insert(key.clone()), "{prefix:?} {name:?}: {key:?} is taken");
                 for part in [Part::Fence, Part::Metadata, Part::Queue] {
                     let mut other = String::new();
@@ -294,7 +296,9 @@ mod tests {
                     assert!(seen.insert(other.clone()), "{prefix:?} {name:?}: {other:?} is taken");
                     assert_eq!(layout.name_of(&other), None, "{other:?}");
                 }
-                assert_eq!(layout.name_of(&key), Some(&*name), "{prefix:?} {key:?}");
+                let listed = (!name.is_shared()).then_some(name.as_str());
+                assert_eq!(layout.name_of(&key), listed, "{prefix:?} {key:?}");
+                assert_eq!(layout.key_of(&key), Some(name), "{prefix:?} {key:?}");
             }
         }
     }
@@ -306,6 +310,8 @@ mod tests {
         let mut key = String::new();
         companion(Part::Fence, "lock:job:7", &mut key);
         assert_eq!(key, "holdfast:fence:{lock:job:7}");
+        layout.lock(&Key::new("job:7").unwrap().shared(), &mut key);
+        assert_eq!(key, "holdfast:shared:lock:job:7");
         companion(Part::Metadata, "lock:{a}b", &mut key);
         assert_eq!(key, "holdfast:metadata:{a}lock:{a}b");
         assert_eq!(

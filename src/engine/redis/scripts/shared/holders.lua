@@ -6,7 +6,7 @@
 --   <permits>/<limit> 0 <owner>-next      reserved for a waiter that makes an attempt
 --
 -- A share fits while the permits in use and its own are together at most the smallest limit of all. A script reads all members of a name:
--- some 60 µs for 100 of them.
+-- some 0.1 ms for 100 of them.
 
 -- What `read` has read: the key, the time in µs and in ms, and of the holders the permits in use and the smallest limit.
 local set, now, ms, used, least
