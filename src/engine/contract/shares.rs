@@ -47,6 +47,8 @@ struct Waiter<'s> {
     engine: &'s SharedEngine,
     claim: Claim,
     subscription: Box<dyn Subscription>,
+    /// Whether the store has made it a holder, without an attempt.
+    is_handed: bool,
 }
 
 /// Enters the queue.
@@ -57,6 +59,7 @@ async fn enter(engine: &SharedEngine, claim: Claim) -> Waiter<'_> {
         engine,
         claim,
         subscription,
+        is_handed: false,
     }
 }
 
@@ -66,6 +69,7 @@ impl Waiter<'_> {
         loop {
             woken(&mut self.subscription).await;
             if let Some(hand_off) = self.subscription.take_hand_off() {
+                self.is_handed = true;
                 return hand_off.fence;
             }
             if let Acquired::Granted { fence } = self.engine.try_acquire(&self.claim).await.unwrap() {
@@ -164,7 +168,11 @@ pub(crate) async fn a_release_grants_all_first_waiters_that_fit(s: Stores) {
     let mut heavy = enter(&s.a, waiting_share(2, 5)).await;
     let light = enter(&s.b, waiting_share(1, 5)).await;
     release(&s.b, &holder).await;
-    let fences = [first.granted().await, second.granted().await, third.granted().await];
+    let one = first.granted().await;
+    if first.is_handed {
+        assert_eq!(used(&s.a).await, 4, "in one step");
+    }
+    let fences = [one, second.granted().await, third.granted().await];
     assert!(fences.is_sorted(), "{fences:?}");
     heavy.is_busy().await;
     light.is_busy().await;

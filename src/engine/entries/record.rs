@@ -88,7 +88,7 @@ impl Stored {
     /// Returns what it has of its name. An entry that another program wrote has all of it.
     pub(in crate::engine) fn share(&self) -> Share {
         let share = self.record.as_ref().and_then(|record| record.share);
-        let share = share.and_then(|(permits, limit)| Share::new(permits, limit).ok());
+        let share = share.and_then(|(permits, limit)| Share::new(permits, limit));
         share.unwrap_or(Share::LOCK)
     }
 

@@ -148,7 +148,12 @@ impl RedisEngine {
 
     /// Returns the slot of a name.
     fn slot(&self, key: &Key) -> u16 {
-        self.route.slot(&self.layout, key.as_str())
+        self.route.slot(&self.layout, key)
+    }
+
+    /// Returns what the names of one script have in common: their slot, and whether they are shared.
+    fn script_group(&self, key: &Key) -> (u16, bool) {
+        (self.slot(key), key.is_shared())
     }
 
     /// Runs a script whose positive answer grants or extends a lease.
@@ -168,7 +173,7 @@ impl RedisEngine {
 
     /// Returns the call of a script with the keys of all names of a claim, and the owner as its first argument.
     fn call(&self, script: &Script, parts: &[Part], claim: &Claim) -> redis::Cmd {
-        let mut call = script.call(&self.layout, parts, claim.keys().iter().map(Key::as_str));
+        let mut call = script.call(&self.layout, parts, claim.keys().iter());
         call.arg(claim.owner.as_str());
         call
     }
@@ -180,6 +185,7 @@ impl Engine for RedisEngine {
         Description {
             address: self.route.address(),
             detector: Some(self.waiters.known.stall_detector.clone()),
+            has_shares: true,
             ..Description::new(ENGINE, true)
         }
     }
@@ -211,6 +217,10 @@ impl Engine for RedisEngine {
 
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
         match what {
+            Read::Name { key, .. } if key.is_shared() => {
+                let holders = self.inspect_shared_name(key).await;
+                holders.map_err(|failure| failure.during("inspect"))
+            }
             Read::Name { key, .. } => {
                 let info = self.inspect_name(key.as_str()).await;
                 Ok(info.map_err(|failure| failure.during("inspect"))?.into_iter().collect())

@@ -99,7 +99,7 @@ impl Child {
     fn parse_share(text: &str) -> Option<Share> {
         let share = text.strip_suffix("-kept").unwrap_or(text).strip_prefix('-')?;
         let (permits, limit) = share.split_once('-')?;
-        Share::new(permits.parse().ok()?, limit.parse().ok()?).ok()
+        Share::new(permits.parse().ok()?, limit.parse().ok()?)
     }
 
     /// Reads the entries of a folder, the oldest first.

@@ -19,7 +19,7 @@ fn shared() -> Key {
 fn share(permits: u32, limit: u32, waiting: bool) -> Claim {
     let ttl = Ttl::clamped(Duration::from_secs(30));
     let mut claim = Claim::new(&[shared()], OwnerToken::fresh(), ttl, Arc::new(Process::current()));
-    claim.share = Some(Share::new(permits, limit).unwrap());
+    claim.share = Share::new(permits, limit);
     claim.waiting = waiting;
     claim
 }

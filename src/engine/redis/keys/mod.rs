@@ -4,6 +4,7 @@
 //! |---|---|
 //! | lock | `<prefix><name>`: the owner's token and nothing else, the same as `SET key token NX PX` of other tools |
 //! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with `<pid>:<round>` |
+//! | holders of a shared name | `holdfast:shared:<prefix><name>`: a sorted set, described in `scripts/shared/holders.lua`. It stands for the lock key in its companions |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
 //! | last token | `holdfast:last`: the last fencing token of all names. A cluster has no such key |
 //! | counter | `holdfast:last:<number>`: on a node of a quorum, the last fencing token of all names with this number (see [`COUNTERS`]): a sorted set whose only member `last` has it as its score |
@@ -25,6 +26,7 @@ pub(super) mod slots;
 use std::fmt::Write;
 
 use self::slots::{hash_tag, slot, tag_for_slot};
+use crate::model::Key;
 
 /// The last fencing token of a server: one permanent key for all names.
 pub(super) const LAST: &str = "holdfast:last";
@@ -47,10 +49,35 @@ const NAMESPACE: &str = "holdfast:";
 /// The prefix of locks whose own key begins with the namespace.
 const MOVED: &str = "holdfast:lock:";
 
+/// The prefix of the sets that have the holders of shared names.
+const SHARED: &str = "holdfast:shared:";
+
+/// The text of a name, and whether it is a shared one.
+#[derive(Clone, Copy)]
+pub(super) struct Name<'n> {
+    pub(super) text: &'n str,
+    is_shared: bool,
+}
+
+impl<'n> From<&'n str> for Name<'n> {
+    fn from(text: &'n str) -> Self {
+        Name { text, is_shared: false }
+    }
+}
+
+impl<'n> From<&'n Key> for Name<'n> {
+    fn from(key: &'n Key) -> Self {
+        Name {
+            text: key.as_str(),
+            is_shared: key.is_shared(),
+        }
+    }
+}
+
 /// A kind of key that belongs to a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The lock itself.
+    /// The lock itself, or the holders of a shared name.
     Lock,
     /// The last fencing token, and its holder.
     Fence,
@@ -85,12 +112,23 @@ impl Layout {
     }
 
     /// Replaces `out` by the lock key of a name.
-    pub(super) fn lock(&self, name: &str, out: &mut String) {
+    pub(super) fn lock<'n>(&self, name: impl Into<Name<'n>>, out: &mut String) {
+        let name = name.into();
         out.clear();
         out.push_str(&self.prefix);
-        out.push_str(name);
-        if out.starts_with(NAMESPACE) {
+        out.push_str(name.text);
+        if name.is_shared {
+            out.insert_str(0, SHARED);
+        } else if out.starts_with(NAMESPACE) {
             out.insert_str(0, MOVED);
+        }
+    }
+
+    /// Returns the name of a lock key, shared or not.
+    pub(super) fn key_of(&self, key: &str) -> Option<Key> {
+        match key.strip_prefix(SHARED) {
+            Some(key) => Some(Key::new(key.strip_prefix(&*self.prefix)?).ok()?.shared()),
+            None => Key::new(self.name_of(key)?).ok(),
         }
     }
 
@@ -241,8 +279,10 @@ mod tests {
         for prefix in ["lock:", "", "{app}:", "a}b:", "holdfast:", "holdfast:fence:{", "{"] {
             let layout = Layout::new(prefix, true);
             let mut seen = HashSet::new();
-            for name in odd_names() {
-                let key = lock(&layout, &name);
+            let names = odd_names().into_iter();
+            for name in names.flat_map(|name| Key::new(&name).map(|name| [name.shared(), name]).unwrap()) {
+                let mut key = String::new();
+                layout.lock(&name, &mut key);
                 assert!(seen.insert(key.clone()), "{prefix:?} {name:?}: {key:?} is taken");
                 for part in [Part::Fence, Part::Metadata, Part::Queue] {
                     let mut other = String::new();
@@ -256,7 +296,9 @@ mod tests {
                     assert!(seen.insert(other.clone()), "{prefix:?} {name:?}: {other:?} is taken");
                     assert_eq!(layout.name_of(&other), None, "{other:?}");
                 }
-                assert_eq!(layout.name_of(&key), Some(&*name), "{prefix:?} {key:?}");
+                let listed = (!name.is_shared()).then_some(name.as_str());
+                assert_eq!(layout.name_of(&key), listed, "{prefix:?} {key:?}");
+                assert_eq!(layout.key_of(&key), Some(name), "{prefix:?} {key:?}");
             }
         }
     }
@@ -268,6 +310,8 @@ mod tests {
         let mut key = String::new();
         companion(Part::Fence, "lock:job:7", &mut key);
         assert_eq!(key, "holdfast:fence:{lock:job:7}");
+        layout.lock(&Key::new("job:7").unwrap().shared(), &mut key);
+        assert_eq!(key, "holdfast:shared:lock:job:7");
         companion(Part::Metadata, "lock:{a}b", &mut key);
         assert_eq!(key, "holdfast:metadata:{a}lock:{a}b");
         assert_eq!(

@@ -9,11 +9,11 @@ use super::acquire_plain::Undecided;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Part;
-use crate::engine::redis::scripts::ACQUIRE;
+use crate::engine::redis::scripts::{ACQUIRE, SHARED_ACQUIRE, Script, script_of};
 use crate::engine::redis::topology::ChannelSubscription;
 use crate::engine::{Acquired, WAITER_LIVENESS};
 use crate::error::EngineError;
-use crate::model::{Claim, Fence, Key};
+use crate::model::{Claim, Fence};
 
 impl RedisEngine {
     /// Makes one attempt, by plain commands where they suffice.
@@ -96,7 +96,9 @@ impl RedisEngine {
         let call = self.acquire_call(claim, channel.is_some(), least);
         let mark_sent = || whole.mark_sent();
         loop {
-            let answer = self.run_safely(&ACQUIRE, &call, slot, Some(&mark_sent)).await;
+            let answer = self
+                .run_safely(acquire_script(claim), &call, slot, Some(&mark_sent))
+                .await;
             // The loop ends: each undecided call has removed dead waiters from the queue.
             if let Some(acquired) = self.acquired(claim, channel, answer).await? {
                 return Ok(acquired);
@@ -107,10 +109,10 @@ impl RedisEngine {
     /// Returns the call of the script. `queued`: the claim enters the queue of a busy name.
     pub(in super::super) fn acquire_call(&self, claim: &Claim, queued: bool, least: u64) -> Cmd {
         const PARTS: [Part; 4] = [Part::Lock, Part::Fence, Part::Queue, Part::Metadata];
-        let parts = if claim.metadata.is_some() {
-            &PARTS[..]
-        } else {
-            &PARTS[..3]
+        // The metadata of a share is with its holder.
+        let parts = match (&claim.metadata, claim.share) {
+            (Some(_), None) => &PARTS[..],
+            _ => &PARTS[..3],
         };
         let ttl = claim.ttl.as_millis();
         let (member, number) = if queued {
@@ -119,14 +121,16 @@ impl RedisEngine {
             (String::new(), 0)
         };
         let slot = self.slot(&claim.keys()[0]);
-        let names = claim.keys().iter().map(Key::as_str);
-        let mut call = ACQUIRE.call(&self.layout, parts, names);
+        let mut call = acquire_script(claim).call(&self.layout, parts, claim.keys().iter());
         call.arg(claim.owner.as_str())
             .arg(ttl)
             .arg(ttl + self.fence_lasts())
             .arg(format!("{} {}", claim.process.pid, claim.process.host))
             .arg(self.route.channel_prefix(slot));
-        if queued || least > 0 || claim.metadata.is_some() {
+        if let Some(share) = claim.share {
+            let share = format!("{}/{}", share.permits(), share.limit());
+            call.arg(member).arg(number).arg(share);
+        } else if queued || least > 0 || claim.metadata.is_some() {
             call.arg(member).arg(number).arg(least);
         }
         if let Some(metadata) = &claim.metadata {
@@ -188,6 +192,11 @@ impl RedisEngine {
             _ => Err(Failure::Unexpected("acquire.lua")),
         }
     }
+}
+
+/// Returns the script for the name of a claim.
+pub(in super::super) fn acquire_script(claim: &Claim) -> &'static Script {
+    script_of(&claim.keys()[0], &ACQUIRE, &SHARED_ACQUIRE)
 }
 
 /// Returns the time of the next attempt: that of a waiter of several names extends its reservations.

@@ -71,17 +71,18 @@ pub(in super::super) enum Undecided {
 }
 
 impl RedisEngine {
-    /// Returns the connection to the only server, if it is open.
-    pub(in super::super) fn current(&self) -> Option<(&Arc<Link>, Arc<Connection>)> {
-        let Route::One(link) = &self.route else { return None };
-        Some((link, link.current()?))
+    /// Returns the connection to the only server, if it is open, and if calls for a claim may share commands: not those for a share.
+    pub(in super::super) fn current_for(&self, claim: &Claim) -> Option<(&Arc<Link>, Arc<Connection>)> {
+        let is_simple = claim.keys().len() == 1 && claim.metadata.is_none() && claim.share.is_none();
+        match &self.route {
+            Route::One(link) if is_simple && self.counts && self.replicated.is_none() => Some((link, link.current()?)),
+            _ => None,
+        }
     }
 
     /// Returns the connection, if plain commands may be used for a claim.
     pub(in super::super) fn for_plain_commands(&self, claim: &Claim) -> Option<(&Arc<Link>, Arc<Connection>)> {
-        if !self.counts || self.replicated.is_some() || claim.keys().len() != 1 || claim.metadata.is_some() {
-            return None;
-        }
+        let current = self.current_for(claim)?;
         // A process with a channel can enter the queue with its attempt, and does so if the name is likely to be busy. A
         // waiter in the queue may have been handed the name.
         let key = &claim.keys()[0];
@@ -91,8 +92,7 @@ impl RedisEngine {
         {
             return None;
         }
-        self.current()
-            .filter(|(_, connection)| connection.wire.is_plain() && connection.wire.is_seeded())
+        Some(current).filter(|(_, connection)| connection.wire.is_plain() && connection.wire.is_seeded())
     }
 
     /// Makes one attempt by plain commands. It is granted, or the script has to decide.

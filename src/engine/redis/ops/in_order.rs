@@ -2,9 +2,9 @@
 
 use redis::Cmd;
 
+use super::acquire::acquire_script;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
-use crate::engine::redis::scripts::ACQUIRE;
 use crate::engine::{Acquired, Answers};
 use crate::model::Claim;
 
@@ -50,9 +50,11 @@ impl RedisEngine {
         };
         let calls: Vec<Cmd> = claims.iter().map(|claim| self.acquire_call(claim, true, 0)).collect();
         let mark_sent = || claims.iter().for_each(|claim| claim.mark_sent());
+        // All for one name.
+        let script = acquire_script(claims[0]);
         let replies = match &self.replicated {
-            Some(replicated) => replicated.run_in_order(&ACQUIRE, &calls, Some(&mark_sent)).await,
-            None => self.route.run_in_order(&ACQUIRE, &calls, slot, Some(&mark_sent)).await,
+            Some(replicated) => replicated.run_in_order(script, &calls, Some(&mark_sent)).await,
+            None => self.route.run_in_order(script, &calls, slot, Some(&mark_sent)).await,
         };
         let replies = match replies {
             Ok(replies) => replies,

@@ -11,9 +11,9 @@ use crate::engine::redis::RedisEngine;
 use crate::engine::redis::connection::Link;
 use crate::engine::redis::error::{ENGINE, Failure};
 use crate::engine::redis::keys::{KeyBuffer, Layout, Part};
-use crate::engine::redis::scripts::{INSPECT, Script};
+use crate::engine::redis::scripts::{INSPECT, SHARED_INSPECT, Script};
 use crate::error::EngineError;
-use crate::model::{Fence, Holder, LockInfo, OwnerToken, Process};
+use crate::model::{Fence, Holder, Key, LockInfo, OwnerToken, Process, Share};
 
 /// The number of keys per SCAN, which bounds how long one SCAN blocks the server.
 const SCANNED_AT_ONCE: usize = 1000;
@@ -80,6 +80,16 @@ impl RedisEngine {
         let (_, info) = info(name, &row).ok_or(Failure::Unexpected("inspect.lua"))?;
         let unrecorded = self.counts && info.fence.is_none() && info.holder.is_some();
         Ok(Some(Seen { info, unrecorded }))
+    }
+
+    /// Reads the holders of a shared name.
+    pub(in super::super) async fn inspect_shared_name(&self, key: &Key) -> Result<Vec<LockInfo>, Failure> {
+        let call = |parts: &[Part]| SHARED_INSPECT.call(&self.layout, parts, std::iter::once(key));
+        let (call, smaller) = (call(&[Part::Lock, Part::Queue]), call(&[Part::Lock]));
+        let scripts: [(&Script, &Cmd); 2] = [(&SHARED_INSPECT, &call), (&SHARED_INSPECT, &smaller)];
+        let answer = self.route.run_first(&scripts, self.slot(key)).await?;
+        let holders = shares(key.as_str(), &answer);
+        holders.ok_or(Failure::Unexpected("shared/inspect.lua"))
     }
 
     /// Reads every name with a prefix, sorted. Each page has `page_timeout`.
@@ -222,6 +232,36 @@ pub(in super::super) fn info<'r>(name: &str, row: &'r Value) -> Option<(&'r [u8]
         waiting,
     };
     Some((value, info))
+}
+
+/// Reads the answer of `shared/inspect.lua`, without what is reserved for waiters.
+fn shares(name: &str, answer: &Value) -> Option<Vec<LockInfo>> {
+    let Value::Array(answer) = answer else { return None };
+    let [Value::Int(waiting), Value::Int(now_ms), Value::Array(members)] = answer.as_slice() else {
+        return None;
+    };
+    let members = members
+        .chunks_exact(2)
+        .map(|member| Some((text(&member[0])?, text(&member[1])?)));
+    let infos = members.map(|member| {
+        let (member, end_ms) = member?;
+        let (record, metadata) = member.split_once('\n').map_or((member, None), |(a, b)| (a, Some(b)));
+        let (share, record) = record.split_once(' ')?;
+        let (permits, limit) = share.split_once('/')?;
+        let share = Share::new(permits.parse().ok()?, limit.parse().ok()?)?;
+        let left_ms = end_ms.parse::<i64>().ok()? - now_ms;
+        Some(grant(record).map(|(_, fence, holder)| LockInfo {
+            name: name.to_owned(),
+            remaining: Some(Duration::from_millis(left_ms.unsigned_abs())),
+            fence: Some(fence),
+            holder: Some(holder),
+            metadata: metadata.map(str::to_owned),
+            share: Some(share),
+            waiting: u64::try_from(*waiting).ok(),
+        }))
+    });
+    let infos: Option<Vec<Option<LockInfo>>> = infos.collect();
+    Some(infos?.into_iter().flatten().collect())
 }
 
 /// A lock that was read.

@@ -11,7 +11,7 @@ use redis::{Cmd, Value};
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FENCE_KEPT_MS, Part};
-use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_SPLIT, Script};
+use crate::engine::redis::scripts::{self, RELEASE_SPLIT, Script, script_of};
 use crate::engine::redis::topology::Route;
 use crate::engine::redis::wire::ALONE;
 use crate::engine::{Answers, Released};
@@ -37,12 +37,8 @@ impl RedisEngine {
         answer: &mut Answers<'_, Released>,
     ) {
         if let [claim] = claims
-            && self.counts
             && keep.is_zero()
-            && claim.keys().len() == 1
-            && claim.metadata.is_none()
-            && self.replicated.is_none()
-            && let Some((link, connection)) = self.current()
+            && let Some((link, connection)) = self.current_for(claim)
         {
             match self.release_in_batch(link, &connection, claim).await {
                 Ok(Some(released)) => return answer(0, Ok(released)),
@@ -70,10 +66,10 @@ impl RedisEngine {
             let released = self.release_part(claim, keep).await;
             return answer(0, released.map_err(|failure| failure.during("release")));
         }
-        let mut slots: HashMap<u16, Vec<(usize, &Key)>> = HashMap::new();
+        let mut slots: HashMap<(u16, bool), Vec<(usize, &Key)>> = HashMap::new();
         for (index, claim) in claims.iter().enumerate() {
             for key in claim.keys() {
-                slots.entry(self.slot(key)).or_default().push((index, key));
+                slots.entry(self.script_group(key)).or_default().push((index, key));
             }
         }
         let groups = slots.values().flat_map(|names| names.chunks(TOGETHER));
@@ -101,7 +97,7 @@ impl RedisEngine {
         released.into_iter().fold(Ok(Released::Freed), combined)
     }
 
-    /// Releases names of one slot with one script. Each name has the index of its claim.
+    /// Releases names of one slot, all locks or all shared, with one script. Each name has the index of its claim.
     async fn release_names(
         &self,
         claims: &[&Claim],
@@ -109,14 +105,26 @@ impl RedisEngine {
         keep: Duration,
     ) -> Vec<Result<Released, Failure>> {
         let slot = self.slot(names[0].1);
-        let call = self.release_call(claims, names, slot, keep);
+        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
+        let is_shared = names[0].1.is_shared();
+        let has_metadata = !is_shared && names.iter().any(|(index, _)| claims[*index].metadata.is_some());
+        let parts = if has_metadata { &PARTS[..] } else { &PARTS[..3] };
+        let script = script_of(names[0].1, &scripts::RELEASE, &scripts::SHARED_RELEASE);
+        let call = self.release_call(claims, names, (script, parts), slot, keep);
         let answer = match (&self.route, names) {
             (Route::Cluster(cluster), [(index, key)]) => {
-                let smaller = self.split_release_call(key, claims[*index].owner.as_str(), keep);
-                let scripts: [(&Script, &Cmd); 2] = [(&RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
-                cluster.run_first(&scripts, slot, None).await
+                let smaller = match is_shared {
+                    true => (
+                        script,
+                        self.release_call(claims, names, (script, &PARTS[..1]), slot, keep),
+                    ),
+                    false => self.split_release_call(key, claims[*index].owner.as_str(), keep),
+                };
+                cluster
+                    .run_first(&[(script, &call), (smaller.0, &smaller.1)], slot, None)
+                    .await
             }
-            _ => self.run_release(&call, slot).await,
+            _ => self.run_release(script, &call, slot).await,
         };
         let answers = match answer {
             Ok(Value::Int(held)) if held == names.len() as i64 => vec![HELD; names.len()],
@@ -150,12 +158,15 @@ impl RedisEngine {
         .await
     }
 
-    fn release_call(&self, claims: &[&Claim], names: &[(usize, &Key)], slot: u16, keep: Duration) -> Cmd {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
-        let has_metadata = names.iter().any(|(index, _)| claims[*index].metadata.is_some());
-        let parts = if has_metadata { &PARTS[..] } else { &PARTS[..3] };
-        let keys = names.iter().map(|(_, key)| key.as_str());
-        let mut call = RELEASE.call(&self.layout, parts, keys);
+    fn release_call(
+        &self,
+        claims: &[&Claim],
+        names: &[(usize, &Key)],
+        (script, parts): (&Script, &[Part]),
+        slot: u16,
+        keep: Duration,
+    ) -> Cmd {
+        let mut call = script.call(&self.layout, parts, names.iter().map(|(_, key)| *key));
         let prefix = self.route.channel_prefix(slot);
         match (self.fences_outlast(), keep.is_zero()) {
             (0, true) => call.arg(prefix),
@@ -177,15 +188,15 @@ impl RedisEngine {
         call
     }
 
-    /// Returns the call of the release without the other keys of a name.
-    fn split_release_call(&self, key: &Key, owner: &str, keep: Duration) -> Cmd {
-        let mut call = RELEASE_SPLIT.call(&self.layout, &[Part::Lock], std::iter::once(key.as_str()));
+    /// Returns the script and the call that release a lock without its other keys.
+    fn split_release_call(&self, key: &Key, owner: &str, keep: Duration) -> (&'static Script, Cmd) {
+        let mut call = RELEASE_SPLIT.call(&self.layout, &[Part::Lock], std::iter::once(key));
         let keep = match keep.is_zero() {
             true => 0,
             false => Ttl::clamped(keep).as_millis(),
         };
         call.arg(owner).arg(keep);
-        call
+        (&RELEASE_SPLIT, call)
     }
 
     /// Reads the answer of a release script. Starts the hand-off of the names that the script could not finish.
@@ -206,21 +217,28 @@ impl RedisEngine {
     }
 
     /// Runs the script on the current connection. The server executes it after the attempts that were sent on the same connection.
-    async fn run_release(&self, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+    async fn run_release(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         match &self.replicated {
-            Some(replicated) => replicated.link.run(&RELEASE, call).await,
-            None => self.route.run(&RELEASE, call, slot, None).await,
+            Some(replicated) => replicated.link.run(script, call).await,
+            None => self.route.run(script, call, slot, None).await,
         }
     }
 
     /// Releases a name, no matter which owner holds it.
     pub(in super::super) async fn force_release_name(&self, key: &Key) -> Result<bool, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
-        let mut call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
         let slot = self.slot(key);
-        call.arg(self.route.channel_prefix(slot)).arg(self.fences_outlast());
-        let smaller = self.split_release_call(key, "", Duration::ZERO);
-        let scripts: [(&Script, &Cmd); 2] = [(&FORCE_RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
+        let script = script_of(key, &scripts::FORCE_RELEASE, &scripts::SHARED_FORCE_RELEASE);
+        let call = |parts: &[Part]| {
+            let mut call = script.call(&self.layout, parts, std::iter::once(key));
+            call.arg(self.route.channel_prefix(slot)).arg(self.fences_outlast());
+            call
+        };
+        let smaller = match key.is_shared() {
+            true => (script, call(&PARTS[..1])),
+            false => self.split_release_call(key, "", Duration::ZERO),
+        };
+        let scripts = [(script, &call(&PARTS)), (smaller.0, &smaller.1)];
         match self.route.run_first(&scripts, slot).await? {
             Value::Int(answer @ 0..4) => Ok(self.released(answer, std::slice::from_ref(key)) == Released::Freed),
             _ => Err(Failure::Unexpected("force_release.lua")),

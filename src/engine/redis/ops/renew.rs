@@ -16,7 +16,7 @@ use super::multi_slot::part;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Part;
-use crate::engine::redis::scripts::{RENEW, Script};
+use crate::engine::redis::scripts::{RENEW, SHARED_RENEW, Script, script_of};
 use crate::engine::redis::topology::Route;
 use crate::engine::{Answers, Renewal, Renewed};
 use crate::model::{Claim, Key};
@@ -90,17 +90,17 @@ impl RedisEngine {
         }
     }
 
-    /// Groups the renewals into scripts. No script uses two slots of a cluster. A lease that needs several is alone.
+    /// Groups the renewals into scripts. No script uses two slots of a cluster, or locks and shares. A lease that needs several is alone.
     fn scripts(&self, renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
-        if !self.route.has_slots() {
+        if !self.route.has_slots() && renewals.iter().all(|renewal| renewal.claim.share.is_none()) {
             return grouped(renewals);
         }
-        let mut slots: HashMap<u16, Vec<usize>> = HashMap::new();
+        let mut slots: HashMap<(u16, bool), Vec<usize>> = HashMap::new();
         let mut scripts = Vec::new();
         for (index, renewal) in renewals.iter().enumerate() {
-            let mut keys = renewal.claim.keys().iter().map(|key| self.slot(key));
+            let mut keys = renewal.claim.keys().iter().map(|key| self.script_group(key));
             match keys.next() {
-                Some(first) if keys.all(|slot| slot == first) => slots.entry(first).or_default().push(index),
+                Some(first) if keys.all(|group| group == first) => slots.entry(first).or_default().push(index),
                 _ => scripts.push(vec![index]),
             }
         }
@@ -115,16 +115,25 @@ impl RedisEngine {
     /// Runs one script for the renewals with these indices.
     async fn run_renewals(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Result<Vec<Renewed>, Failure> {
         const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+        let key = &renewals[group[0]].claim.keys()[0];
         let has_metadata = group.iter().any(|index| renewals[*index].claim.metadata.is_some());
-        let call = self.renewal_call(renewals, group, if has_metadata { &PARTS } else { &PARTS[..2] });
-        let slot = self.slot(&renewals[group[0]].claim.keys()[0]);
+        let parts = match (key.is_shared(), has_metadata) {
+            // Where one key has the last token of all names, a share has no fence companion.
+            (true, _) => &PARTS[..if self.counts { 1 } else { 2 }],
+            (false, true) => &PARTS[..],
+            (false, false) => &PARTS[..2],
+        };
+        let script = script_of(key, &RENEW, &SHARED_RENEW);
+        let call = self.renewal_call(script, renewals, group, parts);
+        let slot = self.slot(key);
         let answer = match (&self.route, &self.replicated) {
             (Route::Cluster(_), None) => {
-                let smaller = self.renewal_call(renewals, group, &PARTS[..1]);
-                let scripts: [(&Script, &Cmd); 2] = [(&RENEW, &call), (&RENEW, &smaller)];
-                self.route.run_first(&scripts, slot).await?
+                let smaller = self.renewal_call(script, renewals, group, &PARTS[..1]);
+                self.route
+                    .run_first(&[(script, &call), (script, &smaller)], slot)
+                    .await?
             }
-            _ => self.run_safely(&RENEW, &call, slot, None).await?,
+            _ => self.run_safely(script, &call, slot, None).await?,
         };
         let Value::BulkString(digits) = answer else {
             return Err(UNEXPECTED);
@@ -142,10 +151,10 @@ impl RedisEngine {
         }
     }
 
-    fn renewal_call(&self, renewals: &[Renewal<'_>], group: &[usize], parts: &[Part]) -> Cmd {
+    fn renewal_call(&self, script: &Script, renewals: &[Renewal<'_>], group: &[usize], parts: &[Part]) -> Cmd {
         let claims = group.iter().map(|index| renewals[*index].claim);
-        let names = claims.flat_map(|claim| claim.keys()).map(Key::as_str);
-        let mut call = RENEW.call(&self.layout, parts, names);
+        let names = claims.flat_map(|claim| claim.keys());
+        let mut call = script.call(&self.layout, parts, names);
         call.arg(self.fence_lasts());
         for index in group {
             let Renewal { claim, ttl } = renewals[*index];

@@ -15,7 +15,7 @@ use redis::Value;
 
 use super::error::Failure;
 use super::keys::{FENCE_KEPT_MS, Layout, Part};
-use super::scripts::{HEARTBEAT, RELEASE, REMOVE_WAITER};
+use super::scripts::{self, script_of};
 use super::topology::{ChannelSubscription, Route};
 use crate::clock::Moment;
 use crate::engine::core::stream::PendingReply;
@@ -112,7 +112,8 @@ impl Waiters {
         format!("{}{}", self.process, self.details(claim))
     }
 
-    /// Returns what a hand-off has to know of a waiter: `:<pid>@<host>` if it may be a grant, and `:<ttl>` if the ttl is short.
+    /// Returns what a hand-off has to know of a waiter: `:<pid>@<host>` if it may be a grant, `:<permits>/<limit>` of a share, and `:<ttl>`
+    /// if the ttl is short.
     fn details(&self, claim: &Claim) -> String {
         use std::fmt::Write;
         let mut details = String::new();
@@ -120,6 +121,9 @@ impl Waiters {
         if self.takes_grants && claim.takes_hand_offs() && !host.is_empty() && !host.contains([' ', ':']) {
             // Writing to a string cannot fail.
             let _ = write!(details, ":{}@{host}", claim.process.pid);
+        }
+        if let Some(share) = claim.share {
+            let _ = write!(details, ":{}/{}", share.permits(), share.limit());
         }
         if claim.ttl.duration() < WAITER_LIVENESS {
             let _ = write!(details, ":{}", claim.ttl.as_millis());
@@ -198,7 +202,7 @@ impl Waiters {
         let Some((message, lock)) = std::str::from_utf8(message).ok().and_then(Message::parse) else {
             return;
         };
-        let key = || self.layout.name_of(lock).and_then(|name| Key::new(name).ok());
+        let key = || self.layout.key_of(lock);
         let (member, grant) = match message {
             Message::Wait(left) => {
                 if let Some(key) = key() {
@@ -242,24 +246,20 @@ impl Waiters {
     /// Removes a waiter that this process does not know. Else the name would be handed to it again and again, because its
     /// process is alive.
     async fn remove_waiter(self: &Arc<Self>, member: &str, lock: &str, until_ms: u64) -> Result<(), Failure> {
-        let Some(name) = self.layout.name_of(lock) else {
+        let Some(key) = self.layout.key_of(lock) else {
             return Ok(());
         };
-        let mut call = REMOVE_WAITER.call(
-            &self.layout,
-            &[Part::Lock, Part::Queue, Part::Fence],
-            std::iter::once(name),
-        );
-        let slot = self.route.slot(&self.layout, name);
+        let script = script_of(&key, &scripts::REMOVE_WAITER, &scripts::SHARED_REMOVE_WAITER);
+        let parts = [Part::Lock, Part::Queue, Part::Fence];
+        let mut call = script.call(&self.layout, &parts, std::iter::once(&key));
+        let slot = self.route.slot(&self.layout, &key);
         let fences_outlast = self.layout.last().map_or(FENCE_KEPT_MS, |_| 0);
         call.arg(self.route.channel_prefix(slot))
             .arg(member)
             .arg(fences_outlast)
             .arg(until_ms);
-        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&REMOVE_WAITER, &call, slot, None)).await;
-        if let Value::Int(2..) = reply.unwrap_or(Err(Failure::timed_out()))?
-            && let Ok(key) = Key::new(name)
-        {
+        let reply = tokio::time::timeout(self.route.limit(), self.route.run(script, &call, slot, None)).await;
+        if let Value::Int(2..) = reply.unwrap_or(Err(Failure::timed_out()))? {
             self.hand_off(&key);
         }
         Ok(())
@@ -270,17 +270,15 @@ impl Waiters {
         let (waiters, key) = (self.clone(), key.clone());
         self.route.runtime().spawn(FutureExt::boxed(async move {
             // The release of an owner that holds nothing.
-            let mut call = RELEASE.call(
-                &waiters.layout,
-                &[Part::Lock, Part::Queue, Part::Fence],
-                std::iter::once(key.as_str()),
-            );
-            let slot = waiters.route.slot(&waiters.layout, key.as_str());
+            let script = script_of(&key, &scripts::RELEASE, &scripts::SHARED_RELEASE);
+            let parts = [Part::Lock, Part::Queue, Part::Fence];
+            let mut call = script.call(&waiters.layout, &parts, std::iter::once(&key));
+            let slot = waiters.route.slot(&waiters.layout, &key);
             call.arg(waiters.route.channel_prefix(slot))
                 .arg(OwnerToken::fresh().as_str());
             // The loop ends: each call removes some. After a failure the heartbeats of live waiters continue.
             while let Ok(Ok(Value::Array(answers))) =
-                tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot, None)).await
+                tokio::time::timeout(waiters.route.limit(), waiters.route.run(script, &call, slot, None)).await
                 && let [Value::Int(2..)] = answers[..]
             {}
         }));
@@ -324,27 +322,25 @@ impl Waiters {
         }
     }
 
-    /// Groups the names into scripts: limited in number, and none with two slots.
-    fn together(&self, mut names: Vec<Key>) -> Vec<Vec<Key>> {
-        if self.route.has_slots() {
-            let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
-            for name in names.drain(..) {
-                let slot = self.route.slot(&self.layout, name.as_str());
-                slots.entry(slot).or_default().push(name);
-            }
-            let some = slots.values().flat_map(|names| names.chunks(NAMES_AT_ONCE));
-            return some.map(<[Key]>::to_vec).collect();
+    /// Groups the names into scripts: limited in number, and none with two slots, or with locks and shared names.
+    fn together(&self, names: Vec<Key>) -> Vec<Vec<Key>> {
+        let mut groups: HashMap<(u16, bool), Vec<Key>> = HashMap::new();
+        for name in names {
+            let slot = self.route.slot(&self.layout, &name);
+            groups.entry((slot, name.is_shared())).or_default().push(name);
         }
-        names.chunks(NAMES_AT_ONCE).map(<[Key]>::to_vec).collect()
+        let some = groups.values().flat_map(|names| names.chunks(NAMES_AT_ONCE));
+        some.map(<[Key]>::to_vec).collect()
     }
 
     async fn send_heartbeat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
         const PARTS: [Part; 3] = [Part::Lock, Part::Queue, Part::Fence];
-        let mut call = HEARTBEAT.call(&self.layout, &PARTS, names.iter().map(Key::as_str));
-        let slot = self.route.slot(&self.layout, names[0].as_str());
+        let script = script_of(&names[0], &scripts::HEARTBEAT, &scripts::SHARED_HEARTBEAT);
+        let mut call = script.call(&self.layout, &PARTS, names.iter());
+        let slot = self.route.slot(&self.layout, &names[0]);
         call.arg(self.route.channel_prefix(slot)).arg(&self.process);
         let sent = Moment::now();
-        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&HEARTBEAT, &call, slot, None)).await;
+        let reply = tokio::time::timeout(self.route.limit(), self.route.run(script, &call, slot, None)).await;
         let reply = reply.unwrap_or(Err(Failure::timed_out()));
         let Value::Array(left) = reply? else {
             return Err(Failure::Unexpected("heartbeat.lua"));

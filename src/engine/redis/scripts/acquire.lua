@@ -44,18 +44,6 @@ end
 
 local me, number
 
--- Adds the waiter to a queue. A waiter that is in it keeps its number.
-local function enter(queue)
-  local now = microseconds()
-  if number == 0 then
-    local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
-    number = math.max(now, (tonumber(last) or 0) + 1)
-  end
-  redis.call('ZADD', queue, 'NX', number, me)
-  redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ALIVE_MS), string.match(me, '^%x+'))
-  redis.call('PEXPIRE', queue, QUEUE_MS)
-end
-
 if busy or queued then
   if ARGV[6] ~= '' then
     me = ARGV[6]
@@ -67,7 +55,7 @@ if busy or queued then
       if passed == nil then
         -- A first name that this owner already holds is busy for later attempts.
         if me and redis.call('GET', KEYS[1]) ~= owner then
-          enter(KEYS[n + n + 1])
+          enter(KEYS[n + n + 1], me, number)
         end
         return {}
       elseif passed then
@@ -104,7 +92,7 @@ if busy then
     end
   end
   if me then
-    enter(KEYS[n + n + busy])
+    number = enter(KEYS[n + n + busy], me, number)
   end
   return { busy, redis.call('PTTL', KEYS[busy]), number, more, microseconds() }
 end

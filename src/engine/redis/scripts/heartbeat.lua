@@ -6,11 +6,15 @@
 --         2n+1 .. 3n     their fence companions
 -- ARGV    1  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the process
--- Answer  for each name its PTTL; 0 when the script removed dead waiters and there may be more: send the next heartbeat at
+-- Answer  for each name its PTTL, or that of the share of a shared name that ends first; 0 when the script removed dead waiters and there may be more: send the next heartbeat at
 --         once;
 --         or -2 when the waiters of the process have to make an attempt: positions of theirs were removed (the process
 --         counted as dead, or the store was emptied), or the process receives no messages;
 --         and at the end the server's clock in microseconds
+
+left_of = left_of or function(lock)
+  return redis.call('PTTL', lock)
+end
 
 local n = #KEYS / 3
 local ms = math.floor(microseconds() / 1000)
@@ -27,13 +31,13 @@ for i = 1, n do
     if #gone > 0 then
       redis.call('ZREM', queue, unpack(gone))
     end
-    left = redis.call('PTTL', KEYS[i])
-    if left == -2 then
+    left = left_of(KEYS[i])
+    if left == -2 or fits then
       local passed = pass(KEYS[i], queue, KEYS[n + n + i], ARGV[1])
       if passed == nil then
         left = 0
-      elseif passed then
-        left = redis.call('PTTL', KEYS[i])
+      elseif passed or fits then
+        left = left_of(KEYS[i])
       end
     end
   end

@@ -22,6 +22,11 @@
 //! first, `release_held.lua` comes first and serves the usual case, names without waiters. So a change of the rule may concern both files.
 //! A quorum has files of its own in `redis/quorum/scripts/`.
 //!
+//! # Shared names
+//! `shared/` has the scripts of semaphores and read/write locks, which have no plain commands. The queue, its hand-off and its messages are
+//! those of a lock: `shared/holders.lua` says which waiter fits, and what it gets. So one script hands off to all first waiters that fit.
+//! Where no caller releases, the heartbeat of the waiters' processes finds that a lease has ended.
+//!
 //! # Fencing tokens
 //! The next token is the larger of the last + 1 and the server's clock in µs. One key, `holdfast:last`, has the last token of all names,
 //! so that nothing is stored per name. A cluster has no such key, nor has a server with several shards (`?sharded=true`): it would be in
@@ -32,7 +37,8 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd};
 
-use super::keys::{Layout, Part, companion};
+use super::keys::{Layout, Name, Part, companion};
+use crate::model::Key;
 
 /// A script, and the SHA1 by which the server knows it.
 pub(super) struct Script {
@@ -40,6 +46,11 @@ pub(super) struct Script {
     sha: String,
     /// Whether its last key is that of the last fencing token, where there is one.
     takes_last: bool,
+}
+
+/// Returns the script for a lock, or the one for a shared name, whose keys, arguments and answer are the same.
+pub(super) fn script_of<'s>(key: &Key, lock: &'s Script, shared: &'s Script) -> &'s Script {
+    if key.is_shared() { shared } else { lock }
 }
 
 /// Defines the scripts of a module, from files beside it.
@@ -61,13 +72,20 @@ scripts! {
     HEARTBEAT = "last.lua" "queue.lua" "heartbeat.lua";
     RENEW = "renew.lua";
     TRANSFER = "transfer.lua";
-    RELEASE = "last.lua" "release/release_held.lua" "queue.lua" "release/release_one.lua" "release/release.lua";
+    RELEASE = "last.lua" "release/arguments.lua" "release/release_held.lua" "queue.lua" "release/release_one.lua" "release/release.lua";
     RELEASE_SPLIT = "release/release_split.lua";
     FORCE_RELEASE = "last.lua" "queue.lua" "release/release_one.lua" "release/force_release.lua";
     REMOVE_WAITER = "last.lua" "queue.lua" "release/release_one.lua" "remove_waiter.lua";
     INSPECT = "inspect.lua";
     RECORD = "record.lua";
     RIGHTS = "last.lua" "rights.lua";
+    SHARED_ACQUIRE = "last.lua" "queue.lua" "shared/holders.lua" "shared/acquire.lua";
+    SHARED_HEARTBEAT = "last.lua" "queue.lua" "shared/holders.lua" "heartbeat.lua";
+    SHARED_RENEW = "queue.lua" "shared/holders.lua" "shared/renew.lua";
+    SHARED_RELEASE = "last.lua" "release/arguments.lua" "queue.lua" "shared/holders.lua" "shared/release_one.lua" "release/release.lua";
+    SHARED_FORCE_RELEASE = "last.lua" "queue.lua" "shared/holders.lua" "shared/release_one.lua" "shared/force_release.lua";
+    SHARED_REMOVE_WAITER = "last.lua" "queue.lua" "shared/holders.lua" "shared/release_one.lua" "remove_waiter.lua";
+    SHARED_INSPECT = "shared/inspect.lua";
 }
 
 impl Script {
@@ -92,17 +110,18 @@ impl Script {
     }
 
     /// Returns `EVALSHA` with the keys of all names, part by part. The caller appends the arguments.
-    pub(super) fn call<'n>(
+    pub(super) fn call<'n, N: Into<Name<'n>>>(
         &self,
         layout: &Layout,
         parts: &[Part],
-        names: impl Iterator<Item = &'n str> + Clone,
+        names: impl Iterator<Item = N> + Clone,
     ) -> Cmd {
         const COMMON: usize = 160;
         const PER_KEY: usize = 40;
+        let names = names.map(Into::into);
         let last = layout.last().filter(|_| self.takes_last);
         let count = names.clone().count() * parts.len() + usize::from(last.is_some());
-        let bytes: usize = names.clone().map(|name| name.len() + PER_KEY).sum();
+        let bytes: usize = names.clone().map(|name| name.text.len() + PER_KEY).sum();
         let mut cmd = Cmd::with_capacity(count + 8, bytes * parts.len() + COMMON);
         cmd.arg("EVALSHA").arg(&self.sha).arg(count);
         let (mut lock, mut key) = (String::with_capacity(2 * PER_KEY), String::with_capacity(4 * PER_KEY));

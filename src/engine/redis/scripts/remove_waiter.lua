@@ -11,16 +11,21 @@
 --            is that of a caller: this is a second message
 -- Answer  1 when it was the holder, else 0; and 2 more when another call has to hand the name off
 
+-- Answers until when an owner holds the lock, in ms since 1970, and whether no attempt has found its grant yet; nil if it does not.
+held_until = held_until or function(lock, companion, owner)
+  if redis.call('GET', lock) == owner then
+    local till = math.floor(microseconds() / 1000) + redis.call('PTTL', lock)
+    return till, string.match(redis.call('GET', companion) or '', '^%d+ ' .. owner .. ' %d+ %d+:0 ')
+  end
+end
+
 local lock, queue, companion, me = KEYS[1], KEYS[2], KEYS[3], ARGV[2]
 local owner = string.match(me, '^%x+:(%x+)')
-if redis.call('GET', lock) == owner then
-  local record = redis.call('GET', companion) or ''
-  local till = math.floor(microseconds() / 1000) + redis.call('PTTL', lock)
-  if math.abs(till - ARGV[4]) > 2 or not string.match(record, '^%d+ ' .. owner .. ' %d+ %d+:0 ') then
-    redis.call('ZREM', queue, me)
-    mark_alive(queue, me)
-    return 0
-  end
+local till, is_handed = held_until(lock, companion, owner)
+if till and (math.abs(till - ARGV[4]) > 2 or not is_handed) then
+  redis.call('ZREM', queue, me)
+  mark_alive(queue, me)
+  return 0
 end
 local held, more = release_one(lock, queue, companion, nil, owner, me, ARGV[1], ARGV[3])
 return (held and 1 or 0) + (more and 2 or 0)

@@ -34,6 +34,7 @@ mod quorum;
 mod records;
 mod renewal;
 pub(super) mod security;
+pub(super) mod shares;
 mod speed;
 mod topology;
 

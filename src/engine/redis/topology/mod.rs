@@ -21,7 +21,7 @@ use super::connection::request::Attempt;
 use super::connection::version::check_server;
 use super::error::Failure;
 use super::keys::slots::{slot_of, tag_for_slot};
-use super::keys::{CHANNEL_PREFIX, Layout};
+use super::keys::{CHANNEL_PREFIX, Layout, Name};
 use super::scripts::Script;
 use crate::engine::core::stream::PendingReply;
 
@@ -67,7 +67,7 @@ impl Route {
     }
 
     /// Returns the slot of the keys of a name. It is 0 for all names if one server has all slots.
-    pub(super) fn slot(&self, layout: &Layout, name: &str) -> u16 {
+    pub(super) fn slot<'n>(&self, layout: &Layout, name: impl Into<Name<'n>>) -> u16 {
         if !self.has_slots() {
             return 0;
         }

@@ -62,7 +62,7 @@ impl Route {
         };
         let mut call = RIGHTS.call(layout, &[Part::Fence, Part::Queue], std::iter::once(&*name));
         let mut lock = String::new();
-        layout.lock(&name, &mut lock);
+        layout.lock(&*name, &mut lock);
         match channel {
             Some(prefix) => call.arg(format!("{prefix}{lock}")).arg("quorum"),
             None => call.arg(self.channel_prefix(slot) + &name),
@@ -102,7 +102,7 @@ impl Route {
     async fn name_on(&self, server: &Arc<Link>, layout: &Layout) -> Option<(String, u16)> {
         for _ in 0..NAMES {
             let name = format!("holdfast-check-{:016x}", fastrand::u64(..));
-            let slot = self.slot(layout, &name);
+            let slot = self.slot(layout, &*name);
             match self {
                 Route::Cluster(cluster) if !Arc::ptr_eq(&cluster.serving(slot).await.ok()?, server) => {}
                 _ => return Some((name, slot)),

@@ -122,7 +122,7 @@ async fn a_kept_share_behind_another_one_ends() {
         let keys = [key("n").shared()];
         let ttl = Ttl::new(LONG).unwrap();
         let mut claim = Claim::new(&keys, OwnerToken::fresh(), ttl, Arc::new(Process::current()));
-        (claim.share, claim.waiting) = (Some(Share::new(1, 2).unwrap()), waiting);
+        (claim.share, claim.waiting) = (Share::new(1, 2), waiting);
         claim
     };
     acquire(&engine, &share(false)).await;

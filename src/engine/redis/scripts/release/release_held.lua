@@ -1,8 +1,5 @@
 -- The common case of release.lua, and placed before it: every name is held by its owner, and none has waiters.
 
-local n = #ARGV - 1
-local to, last, keep = string.match(ARGV[1], '^(%S+) ?(%d*) ?(%d*)$')
-last, keep = last == '' and '0' or last, keep ~= '' and keep or nil
 local holders = redis.call('MGET', unpack(KEYS, 1, n))
 local simple = not keep and redis.call('EXISTS', unpack(KEYS, n + 1, n + n)) == 0
 for i = 1, n do

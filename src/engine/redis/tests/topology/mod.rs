@@ -12,6 +12,7 @@ mod replicas;
 mod rights;
 mod sentinel;
 mod sharded;
+mod shares;
 
 impl Server {
     /// Starts a replica of this server, and waits until it is connected.

@@ -8,7 +8,7 @@ use super::*;
 use crate::engine::{EngineExt, Renewed};
 use crate::error::EngineError;
 
-async fn with_min_replicas(url: &str, min_replicas: u32) -> Arc<RedisEngine> {
+pub(super) async fn with_min_replicas(url: &str, min_replicas: u32) -> Arc<RedisEngine> {
     let settings = Settings {
         min_replicas,
         ..settings("lock:")
