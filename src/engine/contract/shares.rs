@@ -218,7 +218,11 @@ pub(crate) async fn a_waiter_that_leaves_grants_those_behind_it(s: Stores) {
     let mut light = enter(&s.b, waiting_share(1, 2)).await;
     light.is_busy().await;
     assert_eq!(heavy.release().await, Released::NotHeld);
+    let in_use = used(&s.a).await;
     light.granted().await;
+    if light.is_handed {
+        assert_eq!(in_use, 2, "in one step");
+    }
 }
 
 pub(crate) async fn the_permits_of_a_dead_holder_return(s: Stores) {

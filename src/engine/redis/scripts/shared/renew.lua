@@ -18,7 +18,7 @@ for i = 1, n do
   end
   set = key
   local member = seen[key][owner]
-  local left = member and write(member, ttl) or ttl
+  local left = member and write(member, ttl) or math.huge
   if KEYS[n + i] and math.floor((ms + left - 1000) / HOUR) < math.floor((ms + ttl) / HOUR) then
     redis.call('PEXPIRE', KEYS[n + i], ttl + kept)
   end
