@@ -211,7 +211,8 @@ impl Verbs {
                 let name = hexadecimal(name);
                 reserved.iter().map(move |end| format!("[\"{name}\",\"{owner}{end}\"]"))
             };
-            self.held_names(claim).iter().flat_map(of_name).collect::<Vec<_>>()
+            let names = self.all(claim.keys());
+            held_names(claim, &names).iter().flat_map(of_name).collect::<Vec<_>>()
         });
         let pairs: Vec<String> = pairs.collect();
         let answers = call
@@ -286,19 +287,17 @@ impl Verbs {
         stored_name(&self.prefix, key)
     }
 
-    /// Returns the stored names of the rows that a claim holds.
-    fn held_names(&self, claim: &Claim) -> Vec<StoredName> {
-        let names: Vec<StoredName> = claim.keys().iter().map(|key| self.name(key)).collect();
-        held_names(claim, &names).into_owned()
+    /// Returns the stored names of the rows that a claim holds, as one argument.
+    fn held(&self, claim: &Claim) -> String {
+        argument(&held_names(claim, &self.all(claim.keys())))
     }
 
-    /// Returns them as one argument.
-    fn held(&self, claim: &Claim) -> String {
-        argument(&self.held_names(claim))
+    fn all(&self, keys: &[Key]) -> Vec<StoredName> {
+        keys.iter().map(|key| self.name(key)).collect()
     }
 
     fn names(&self, keys: &[Key]) -> String {
-        argument(&keys.iter().map(|key| self.name(key)).collect::<Vec<_>>())
+        argument(&self.all(keys))
     }
 }
 

@@ -1,7 +1,8 @@
 -- Reads the live shares of names, and the first live waiter of each, without a lock.
 --
 -- $1 names   $2 first stored names of their shares   $3 the names after the last ones
--- → name of a share, its owner, its permits, their limit, remaining time of its lease, how long that has lasted; or the name, NULL, permits and limit of its first waiter
+-- → name of a share, its owner, its permits, their limit, the remaining time of its lease, how long that has lasted;
+--   or a name, NULL, permits and limit of its first waiter
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT l.name, l.owner, l.permits, l.permit_limit, (date_part('epoch', l.expires_at - clock.now) * 1e6)::bigint,
   (date_part('epoch', clock.now - l.since) * 1e6)::bigint
