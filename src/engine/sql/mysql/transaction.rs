@@ -55,7 +55,10 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
             "SELECT name, owner, expires_at, fence, permits, permit_limit FROM {locks} FORCE INDEX (PRIMARY) WHERE {shares}"
         ))
     });
-    let columns = "ticket, name, owner, alive_until, process, hold_ms, host, pid, permits, permit_limit";
+    let columns = format!(
+        "ticket, name, owner, alive_until, process, hold_ms, host, pid{}",
+        shares.map_or("", |_| ", permits, permit_limit")
+    );
     let front = |name: &&StoredName| {
         format!(
             "(SELECT {columns} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT {})",
@@ -177,11 +180,21 @@ pub(super) fn share(row: &Row, column: usize) -> Option<Share> {
     stored_share(row.number(column), row.number(column + 1))
 }
 
-/// Returns permits and their limit as values.
-fn share_values(share: Option<Share>) -> String {
-    share.map_or("NULL, NULL".to_owned(), |share| {
-        format!("{}, {}", share.permits(), share.limit())
-    })
+/// Returns the columns of shares. Without shares they are left out, which makes packets smaller.
+fn share_columns(mut shares: impl Iterator<Item = Option<Share>>) -> &'static str {
+    match shares.any(|share| share.is_some()) {
+        true => ", permits, permit_limit",
+        false => "",
+    }
+}
+
+/// Returns the values of these columns.
+fn share_values(columns: &str, share: Option<Share>) -> String {
+    match share {
+        _ if columns.is_empty() => String::new(),
+        Some(share) => format!(", {}, {}", share.permits(), share.limit()),
+        None => ", NULL, NULL".to_owned(),
+    }
 }
 
 /// Reads a position in a queue. `None`: the row lacks a value.
@@ -278,10 +291,11 @@ fn enter(
     if new.is_empty() {
         return None;
     }
+    let columns = share_columns(new.iter().map(|entered| entered.waiter.share));
     let values = |entered: &&Position| {
         let holder = entered.waiter.holder.as_deref();
         format!(
-            "({}, {}, {}, {}, {}, {}, {}, {}, {})",
+            "({}, {}, {}, {}, {}, {}, {}, {}{})",
             Nullable(entered.kept_ticket()),
             Bytes(&entered.owner),
             Bytes(&entered.name),
@@ -290,7 +304,7 @@ fn enter(
             Nullable(holder.map(|holder| Bytes(&holder.host))),
             Nullable(holder.map(|holder| holder.pid)),
             Bytes(process),
-            share_values(entered.waiter.share)
+            share_values(columns, entered.waiter.share)
         )
     };
     // Those that enter again first: their tickets are smaller. Another waiter has the ticket of one only if the tables are new.
@@ -299,7 +313,7 @@ fn enter(
         let values = list(entered.into_iter().map(values));
         if !values.is_empty() {
             packet.add(format_args!(
-                "INSERT INTO {waiters} (ticket, owner, name, alive_until, hold_ms, host, pid, process, permits, permit_limit) VALUES {values} {when_taken}"
+                "INSERT INTO {waiters} (ticket, owner, name, alive_until, hold_ms, host, pid, process{columns}) VALUES {values} {when_taken}"
             ));
         }
     }
@@ -340,12 +354,13 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
             .position(|one| *one == text)
             .map(|index| format!("@m{index}"))
     };
+    let columns = share_columns(written.iter().map(|(_, row)| row.share));
     let values = written.iter().map(|(name, row)| {
         // Without `since`, the metadata is kept.
         let is_new = row.granted_us.is_some() || row.owner.is_none();
         let holder = row.holder.as_deref();
         format!(
-            "({name}, {}, {}, {}, (SELECT COUNT(*) FROM {waiters} WHERE name = {name}), {}, {}, {}, {}, {})",
+            "({name}, {}, {}, {}, (SELECT COUNT(*) FROM {waiters} WHERE name = {name}), {}, {}, {}, {}{})",
             Nullable(row.owner.as_ref().map(Bytes)),
             row.fence,
             row.expires_us,
@@ -353,12 +368,12 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
             Nullable(holder.map(|process| Bytes(&process.host))),
             Nullable(holder.map(|process| process.pid)),
             Nullable(row.metadata.as_deref().and_then(variable)),
-            share_values(row.share),
+            share_values(columns, row.share),
             name = Bytes(name),
         )
     });
     packet.add(format_args!(
-        "INSERT INTO {locks} (name, owner, fence, expires_at, queued, since, host, pid, metadata, permits, permit_limit) VALUES {} \
+        "INSERT INTO {locks} (name, owner, fence, expires_at, queued, since, host, pid, metadata{columns}) VALUES {} \
          ON DUPLICATE KEY UPDATE expires_at = IF(owner = VALUES(owner), GREATEST(expires_at, VALUES(expires_at)), VALUES(expires_at)), \
          owner = VALUES(owner), fence = VALUES(fence), \
          queued = VALUES(queued), host = COALESCE(VALUES(host), host), pid = COALESCE(VALUES(pid), pid), \

@@ -55,7 +55,8 @@ macro_rules! server_tests {
             many_names_with_large_metadata_are_granted_together,
             // shares.rs
             a_share_whose_renewal_is_not_committed_is_held, a_waiter_is_granted_when_the_share_of_a_dead_holder_ends,
-            a_waiter_behind_a_dead_heavy_one_is_granted, a_release_grants_more_waiters_than_one_transaction,
+            a_waiter_behind_a_dead_heavy_one_is_granted, a_waiter_that_leaves_hands_off_to_those_behind_it,
+            a_release_grants_more_waiters_than_one_transaction,
             a_sweep_removes_ended_shares_and_then_their_name,
         );
     };
