@@ -10,7 +10,8 @@ use tokio::time::timeout;
 
 use super::Page;
 use super::dropped_calls::DroppedCalls;
-use super::jobs::{Job, Reply, Sender, StartState};
+use super::jobs::{Job, PageOfLocks, Reply, Sender, StartState};
+use crate::engine::core::ledger::stored_name;
 use crate::engine::{
     Acquired, Answers, Description, DetectorSlot, Engine, EngineExt, Read, Released, Renewal, Renewed, Result,
     Subscription, answer_each,
@@ -138,6 +139,7 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
         Description {
             address: self.store.address.clone(),
             detector: self.waiters.detector(),
+            has_shares: true,
             ..Description::new(self.store.engine, true)
         }
     }
@@ -195,26 +197,28 @@ impl<W: Wakeup> Engine for SqlEngine<W> {
     }
 
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
-        let (prefix, page_timeout) = match what {
-            Read::Prefix { prefix, page_timeout } => (prefix, page_timeout),
-            Read::Name { key, .. } => {
-                let info = self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await?;
-                return Ok(info.into_iter().collect());
-            }
-        };
         let StoreAddress {
             engine,
             address,
             prefix: of_all,
         } = &self.store;
+        let list: fn(Page, Reply<PageOfLocks>) -> Job = Job::List;
+        let (op, job, first, is_shared, page_timeout) = match what {
+            Read::Prefix { prefix, page_timeout } => ("list", list, Page::first(of_all, prefix), false, page_timeout),
+            Read::Name { key, .. } => {
+                let first = Page::of_name(stored_name(of_all, key), key.is_shared());
+                ("inspect", Job::Inspect as _, first, key.is_shared(), Duration::MAX)
+            }
+        };
         let mut found = Vec::new();
-        let mut next = Some(Page::first(of_all, prefix));
+        let mut next = Some(first);
         while let Some(page) = next {
-            let answer = self.call("list", |reply| Job::List(page, reply));
+            let answer = self.call(op, |reply| job(page, reply));
             let (leases, after) = timeout(page_timeout, answer)
                 .await
-                .unwrap_or_else(|_| Err(EngineError::no_answer(engine, address, "list", page_timeout)))?;
-            found.extend(leases);
+                .unwrap_or_else(|_| Err(EngineError::no_answer(engine, address, op, page_timeout)))?;
+            // Another store in the same tables may have shared names whose prefix begins with this one.
+            found.extend(leases.into_iter().filter(|info| info.share.is_some() == is_shared));
             next = after;
         }
         Ok(found)

@@ -95,6 +95,9 @@ impl StartState {
     }
 }
 
+/// The leases of a page, and the page after it.
+pub(super) type PageOfLocks = (Vec<LockInfo>, Option<Page>);
+
 /// What the task executes.
 pub(super) enum Job {
     Acquire(Vec<Arc<Claim>>, Arc<StartState>, Reply<Vec<Acquired>>),
@@ -102,8 +105,8 @@ pub(super) enum Job {
     Transfer(Claim, OwnerToken, Reply<Renewed>),
     Release(Vec<Claim>, Duration, Reply<Vec<Released>>),
     ForceRelease(Key, Reply<bool>),
-    Inspect(Key, Reply<Option<LockInfo>>),
-    List(Page, Reply<(Vec<LockInfo>, Option<Page>)>),
+    Inspect(Page, Reply<PageOfLocks>),
+    List(Page, Reply<PageOfLocks>),
 }
 
 impl Job {
@@ -136,8 +139,7 @@ impl Job {
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
             Job::Release(..) => false,
             Job::ForceRelease(_, reply) => reply.sender.is_closed(),
-            Job::Inspect(_, reply) => reply.sender.is_closed(),
-            Job::List(_, reply) => reply.sender.is_closed(),
+            Job::Inspect(_, reply) | Job::List(_, reply) => reply.sender.is_closed(),
         }
     }
 
@@ -185,8 +187,7 @@ impl Job {
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),
             Job::Release(_, _, reply) => reply.answer.is_some(),
             Job::ForceRelease(_, reply) => reply.answer.is_some(),
-            Job::Inspect(_, reply) => reply.answer.is_some(),
-            Job::List(_, reply) => reply.answer.is_some(),
+            Job::Inspect(_, reply) | Job::List(_, reply) => reply.answer.is_some(),
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::model::{Fence, Holder, LockInfo, Process};
+use crate::engine::core::ledger::{SHARED, bounds};
+use crate::model::{Fence, Holder, LockInfo, Process, Share};
 
 /// The names of one page of a list.
 #[derive(Debug, Clone)]
@@ -24,6 +25,7 @@ pub(super) struct Lease {
     pub since_ms: Option<i64>,
     pub metadata: Option<String>,
     pub waiting: i64,
+    pub share: Option<Share>,
 }
 
 impl Page {
@@ -34,17 +36,20 @@ impl Page {
     /// Returns the first page of the stored names with a prefix.
     pub(super) fn first(store_prefix: &str, prefix: &str) -> Self {
         let start = [store_prefix.as_bytes(), prefix.as_bytes()].concat();
-        // UTF-8 has no byte 255: the last byte can grow by one without a carry, and all names are less than this byte.
-        let end = start
-            .split_last()
-            .map_or(vec![255], |(byte, rest)| [rest, &[byte + 1]].concat());
+        // UTF-8 does not have this byte.
+        let end = [&start[..], &[SHARED]].concat();
         Page { start, end }
     }
 
-    /// Returns the page of one stored name.
-    pub(super) fn of_name(name: Vec<u8>) -> Self {
-        let end = after(&name);
-        Page { start: name, end }
+    /// Returns the page of one stored name, or the first page of its shares.
+    pub(super) fn of_name(name: Vec<u8>, is_shared: bool) -> Self {
+        let (start, end) = if is_shared {
+            bounds(&name)
+        } else {
+            let end = after(&name);
+            (name, end)
+        };
+        Page { start, end }
     }
 
     /// Returns the page after this one, which has `rows` rows, the last one of the name `last`. `None`: this is the last page.
@@ -69,14 +74,17 @@ impl Lease {
             host: self.host.unwrap_or_default(),
             pid: self.pid.unwrap_or_default() as u32,
         };
+        let name = self.name.get(prefix.len()..).unwrap_or_default();
+        let mut parts = name.split(|byte| *byte == SHARED);
+        let text = parts.find(|part| !part.is_empty()).unwrap_or_default();
         let since_ms = self.since_ms.unwrap_or_default().unsigned_abs();
         LockInfo {
-            name: String::from_utf8_lossy(self.name.get(prefix.len()..).unwrap_or_default()).into_owned(),
+            name: String::from_utf8_lossy(text).into_owned(),
             remaining: Some(self.remaining),
             fence: Some(Fence(self.fence.unsigned_abs())),
             holder: Some(Holder { process, since_ms }),
             metadata: self.metadata,
-            share: None,
+            share: self.share,
             waiting: Some(self.waiting.unsigned_abs()),
         }
     }

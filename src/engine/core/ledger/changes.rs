@@ -16,6 +16,8 @@ pub(in crate::engine) struct Changes {
     /// The positions that are written, in their order.
     pub entered: Vec<Position>,
     pub notifications: Vec<Notification>,
+    /// The shared names that may have more waiters that fit.
+    pub unfinished: Vec<StoredName>,
 }
 
 /// What the process of a waiter is notified of.

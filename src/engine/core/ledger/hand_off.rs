@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::shares::{bounds, is_shared, share_name, without_owner};
-use super::{Changes, Content, Ledger, Notification, Position, RESERVED, Row, StoredName, span};
+use super::{Changes, Content, Ledger, MOST_HAND_OFFS, Notification, Position, RESERVED, Row, StoredName, span};
 use crate::engine::RESERVATION;
 use crate::engine::hand_off::GrantTimes;
 use crate::model::Fence;
@@ -35,14 +35,19 @@ impl Ledger {
         let concerned = std::mem::take(&mut self.concerned);
         let shortened = std::mem::take(&mut self.shortened);
         for name in &concerned {
-            let mut is_served = false;
-            while let Some(first) = self.served(name) {
-                is_served = true;
+            let mut handed = 0;
+            while handed < MOST_HAND_OFFS
+                && let Some(first) = self.served(name)
+            {
+                handed += 1;
                 if !self.hand_off(name, first, &mut changes.notifications) {
                     break;
                 }
             }
-            if !is_served
+            if handed == MOST_HAND_OFFS {
+                changes.unfinished.push(name.clone());
+            }
+            if handed == 0
                 && shortened.iter().any(|short| without_owner(short) == name)
                 && let Some(first) = self.live(name).next()
             {

@@ -35,14 +35,17 @@ pub(in crate::engine) use self::changes::{Changes, Content, Notification};
 use self::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
 use self::queues::Queues;
 pub(in crate::engine) use self::rows::{Position, RESERVED, Row, Waiter};
-use self::shares::{bounds, held_names, without_owner};
-pub(in crate::engine) use self::shares::{is_shared, share_name, stored_name};
-use crate::engine::hand_off::GrantTimes;
-use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
+pub(in crate::engine) use self::shares::{
+    SHARED, bounds, held_names, is_share, is_shared, share_name, stored_name, stored_share, without_owner,
+};
+use crate::engine::{Acquired, Released, Renewed, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// A name as it is stored: the prefix and the name.
 pub(in crate::engine) type StoredName = Vec<u8>;
+
+/// Maximum number of waiters that a transaction hands a shared name off to: it knows as many of them in their order.
+pub(in crate::engine) const MOST_HAND_OFFS: usize = 64;
 
 /// The longest time for which a released name is kept: some 200 years.
 const MAX_KEEP_US: i64 = 200 * 366 * 86_400 * 1_000_000;
@@ -180,6 +183,13 @@ impl Ledger {
         let names = held_names(claim, names);
         let held = self.release_names(&claim.owner, &names, keep);
         self.leave(claim.owner.as_str());
+        if claim.share.is_some()
+            && held > 0
+            && let Some(row) = self.rows.get_mut(without_owner(&names[0]))
+        {
+            // A row without an owner is kept for some time after its last change, with its token.
+            row.is_changed = true;
+        }
         if held == names.len() {
             Released::Freed
         } else {

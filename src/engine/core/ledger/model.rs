@@ -73,8 +73,7 @@ impl Claims {
         let end = |is_live: bool| NOW + if is_live { 4_500_000 } else { 0 };
         let share = |(claim, is_live): (&usize, &bool)| {
             let owner = owner(*claim).as_str().to_owned();
-            let mut row = Row::read(Some(owner.clone()), end(*is_live), state.fence);
-            row.share = Some(self.0[*claim]);
+            let row = Row::read(Some(owner.clone()), end(*is_live), state.fence, Some(self.0[*claim]));
             (share_name(&name, &owner), row)
         };
         let position = |(index, (claim, is_live)): (usize, &(usize, bool))| {
@@ -88,7 +87,7 @@ impl Claims {
             Position::read(index as i64 + 1, name.clone(), owner, end(*is_live), waiter)
         };
         let mut rows: BTreeMap<StoredName, Row> = state.held.iter().map(share).collect();
-        rows.insert(name.clone(), Row::read(None, 0, state.fence));
+        rows.insert(name.clone(), Row::read(None, 0, state.fence, None));
         Ledger::new(NOW, rows, state.queue.iter().enumerate().map(position).collect())
     }
 

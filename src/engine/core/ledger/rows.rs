@@ -28,11 +28,12 @@ pub(in crate::engine) struct Row {
 
 impl Row {
     /// Creates the row as it was read.
-    pub(in crate::engine) fn read(owner: Option<String>, expires_us: i64, fence: i64) -> Self {
+    pub(in crate::engine) fn read(owner: Option<String>, expires_us: i64, fence: i64, share: Option<Share>) -> Self {
         Row {
             owner,
             expires_us,
             fence,
+            share,
             ..Row::default()
         }
     }

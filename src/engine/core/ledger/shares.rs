@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::{Ledger, Row, StoredName};
-use crate::model::{Claim, Key, Sums};
+use crate::model::{Claim, Key, Share, Sums};
 
 /// Stands before a shared name, and between it and an owner. UTF-8 does not have this byte.
 pub(in crate::engine) const SHARED: u8 = 0xFF;
@@ -24,13 +24,23 @@ pub(in crate::engine) fn is_shared(name: &[u8]) -> bool {
     name.contains(&SHARED)
 }
 
+/// Whether a stored name is that of a share.
+pub(in crate::engine) fn is_share(name: &[u8]) -> bool {
+    name.iter().filter(|byte| **byte == SHARED).count() > 1
+}
+
+/// Returns the share that a store has in two columns. `None`: another row than that of a share.
+pub(in crate::engine) fn stored_share<T: TryInto<u32>>(permits: Option<T>, limit: Option<T>) -> Option<Share> {
+    Share::new(permits?.try_into().ok()?, limit?.try_into().ok()?)
+}
+
 /// Returns the stored name of an owner's share.
 pub(in crate::engine) fn share_name(shared: &StoredName, owner: &str) -> StoredName {
     [shared, &[SHARED][..], owner.as_bytes()].concat()
 }
 
 /// Returns the shared name of a share, and the same for any other name.
-pub(super) fn without_owner(name: &StoredName) -> &[u8] {
+pub(in crate::engine) fn without_owner(name: &StoredName) -> &[u8] {
     let mut marks = name.iter().enumerate().filter(|(_, byte)| **byte == SHARED);
     match (marks.next(), marks.next()) {
         (Some(_), Some((owner, _))) => &name[..owner],
@@ -45,7 +55,7 @@ pub(in crate::engine) fn bounds(shared: &StoredName) -> (StoredName, StoredName)
 }
 
 /// Returns the stored names of the rows that a claim holds, if `names` are its names.
-pub(super) fn held_names<'n>(claim: &Claim, names: &'n [StoredName]) -> Cow<'n, [StoredName]> {
+pub(in crate::engine) fn held_names<'n>(claim: &Claim, names: &'n [StoredName]) -> Cow<'n, [StoredName]> {
     match claim.share {
         Some(_) => Cow::Owned(vec![share_name(&names[0], claim.owner.as_str())]),
         None => Cow::Borrowed(names),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::engine::hand_off::GrantTimes;
 use crate::model::{Key, Process};
 
 const NOW: i64 = 1_700_000_000_000_000;
@@ -26,7 +27,7 @@ fn ledger(rows: &[(&str, Row)], positions: Vec<Position>) -> Ledger {
 }
 
 fn held(owner: &str) -> Row {
-    Row::read(Some(owner.to_owned()), NOW + 5_000_000, 7)
+    Row::read(Some(owner.to_owned()), NOW + 5_000_000, 7, None)
 }
 
 /// A waiter of another engine.
@@ -108,7 +109,12 @@ fn waiters_for_several_names_wait_in_the_order_of_names() {
 fn a_reservation_is_written_again_when_60_percent_of_its_time_is_left() {
     let (waiter, names) = claim(&["a", "b"], true);
     for (left_us, is_written) in [(481_000, false), (479_000, true)] {
-        let reserved = Row::read(Some(format!("{}{RESERVED}", waiter.owner.as_str())), NOW + left_us, 7);
+        let reserved = Row::read(
+            Some(format!("{}{RESERVED}", waiter.owner.as_str())),
+            NOW + left_us,
+            7,
+            None,
+        );
         let mut busy = ledger(&[("a", reserved), ("b", held("holder"))], Vec::new());
         busy.attempt(&waiter, &names);
         let expected = if is_written { 800_000 } else { left_us };
@@ -161,7 +167,7 @@ fn a_free_name_goes_to_its_first_live_waiter() {
 
 #[test]
 fn a_token_of_a_hand_off_is_larger_than_the_last_one() {
-    let row = Row::read(Some("x".to_owned()), NOW - 1, NOW + 50);
+    let row = Row::read(Some("x".to_owned()), NOW - 1, NOW + 50, None);
     let mut ledger = ledger(&[("n", row)], vec![waiter(3, "n", "w3")]);
     assert_eq!(ledger.finish().rows[0].1.fence, NOW + 51, "the clock was set back");
 }

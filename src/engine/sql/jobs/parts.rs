@@ -115,6 +115,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
+    use crate::engine::sql::Page;
     use crate::engine::sql::jobs::{Job, Limit, Receiver, Reply, Sender, queue};
     use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
@@ -164,7 +165,7 @@ mod tests {
         let mut answers = Vec::new();
         for name in 0..230 {
             let (reply, answer) = Reply::new();
-            sender.send(Job::Inspect(claim(&format!("n{name}")).keys()[0].clone(), reply));
+            sender.send(Job::Inspect(Page::of_name(format!("n{name}").into(), false), reply));
             answers.push(answer);
         }
         let mut batch = Vec::new();
@@ -226,7 +227,7 @@ mod tests {
         let claim = claim("n");
         let ((read, was_read), (renewed, was_renewed), (granted, was_granted)) =
             (Reply::new(), Reply::new(), Reply::new());
-        sender.send(Job::Inspect(claim.keys()[0].clone(), read));
+        sender.send(Job::Inspect(Page::of_name(b"n".to_vec(), false), read));
         sender.send(Job::Renew(claim.clone(), claim.ttl, renewed));
         sender.send(Job::Acquire(vec![Arc::new(claim)], Arc::default(), granted));
         (sender, receiver, (was_read, was_renewed, was_granted))

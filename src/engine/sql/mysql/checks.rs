@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use super::packet::{Bytes, CLOCK, Packet, Row, joined, list, rows};
 use super::session::MysqlSession;
 use super::tables::Tables;
-use super::transaction::UNION;
-use crate::engine::core::ledger::StoredName;
+use super::transaction::{UNION, range, share};
+use crate::engine::core::ledger::{StoredName, bounds, is_share, is_shared};
 use crate::engine::sql::failure::Kind;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_INTERVAL, SWEEP_LIMIT,
-    SWEEP_NAMES, SWEEP_ROW, Swept,
+    Checked, CheckedName, CheckedShare, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_INTERVAL,
+    SWEEP_LIMIT, SWEEP_NAMES, SWEEP_ROW, Swept,
 };
 use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
 use crate::model::OwnerToken;
@@ -51,7 +51,7 @@ pub(super) async fn check(
         )
     };
     let mut answers = Vec::new();
-    let (mut leases, mut queues) = (Vec::new(), Vec::new());
+    let (mut leases, mut queues, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     for names in names.chunks(UNION) {
         if !leases.is_empty() {
             session.run(std::mem::take(&mut packet), &mut answers).await?;
@@ -61,20 +61,45 @@ pub(super) async fn check(
             list(names.iter().map(Bytes))
         )));
         queues.push(answers.len() + packet.add(joined(" UNION ALL ", names.iter().map(first))));
+        let shared: Vec<&StoredName> = names.iter().filter(|name| is_shared(name)).collect();
+        if !shared.is_empty() {
+            let ranges = shared.iter().map(|name| {
+                let (first, end) = bounds(name);
+                range(&first, &end)
+            });
+            shares.push(answers.len() + packet.add(format_args!(
+                "SELECT name, permits, permit_limit, owner, expires_at - @u, @u - since FROM {locks} FORCE INDEX (PRIMARY) \
+                 WHERE ({}) AND expires_at > @u",
+                joined(" OR ", ranges)
+            )));
+            let first = |name| {
+                let name = Bytes(name);
+                format!(
+                    "(SELECT name, permits, permit_limit, NULL FROM {waiters} WHERE name = {name} AND alive_until > @u ORDER BY ticket LIMIT 1)"
+                )
+            };
+            shares.push(answers.len() + packet.add(joined(" UNION ALL ", shared.into_iter().map(first))));
+        }
     }
     session.run(packet, &mut answers).await?;
-    let lease = |row: &Row| {
-        let lease = CheckedLease {
-            remaining: micros(row.number(1)?),
-            age: micros(row.number(3).unwrap_or_default()),
-            holder: row.text(2)?,
-        };
-        Some((row.bytes(0)?.to_vec(), lease))
+    let lease = |row: &Row, remaining, age, holder| {
+        Some(CheckedLease {
+            remaining: micros(row.number(remaining)?),
+            age: micros(row.number(age).unwrap_or_default()),
+            holder: row.text(holder)?,
+        })
+    };
+    let share = |row: &Row| {
+        Some(CheckedShare {
+            name: row.bytes(0)?.to_vec(),
+            share: share(row, 1),
+            lease: lease(row, 4, 5, 3),
+        })
     };
     let mut leases: HashMap<StoredName, CheckedLease> = leases
         .iter()
         .flat_map(|index| rows(&answers, *index))
-        .filter_map(lease)
+        .filter_map(|row| Some((row.bytes(0)?.to_vec(), lease(row, 1, 3, 2)?)))
         .collect();
     // The first waiters of each name, and whether each is of this process.
     let mut firsts: HashMap<&[u8], Vec<bool>> = HashMap::new();
@@ -96,6 +121,11 @@ pub(super) async fn check(
     let kept = kept.map(|index| rows(&answers, index)).unwrap_or_default();
     Ok(Checked {
         names: checked.collect(),
+        shares: shares
+            .iter()
+            .flat_map(|index| rows(&answers, *index))
+            .filter_map(share)
+            .collect(),
         now_us: rows(&answers, clock).first().and_then(|row| row.number(0)),
         kept: kept.iter().filter_map(|row| row.text(0)).collect(),
     })
@@ -123,11 +153,15 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     let Tables { locks, waiters, .. } = &session.server.tables;
     let kept = FREE_ROW_KEPT_S * 1_000_000;
     let is_old = format!("queued = 0 AND expires_at < @u - {kept} AND (owner IS NOT NULL OR since < @u - {kept})");
+    // The row of a shared name stays while there are shares.
+    let has_shares = format!(
+        "owner IS NULL AND EXISTS (SELECT 1 FROM {locks} AS s WHERE s.name > CONCAT(l.name, x'ff') AND s.name < CONCAT(l.name, x'ff67'))"
+    );
     let mut packet = Packet::default();
     packet.add(CLOCK);
     // Read without locks: a statement that changes rows locks all that it reads.
     let page = packet.add(format_args!(
-        "SELECT name, {is_old} FROM {locks} WHERE name > {} ORDER BY name LIMIT {SWEEP_LIMIT}",
+        "SELECT name, {is_old} AND NOT ({has_shares}) FROM {locks} AS l WHERE name > {} ORDER BY name LIMIT {SWEEP_LIMIT}",
         Bytes(after)
     ));
     let with_expired = packet.add(format_args!(
@@ -140,9 +174,13 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     session.run(packet, &mut answers).await?;
     let page = rows(&answers, page);
     let old = page.iter().filter(|row| row.is_true(1)).filter_map(|row| row.bytes(0));
-    let names = list(old.map(Bytes));
-    if !names.is_empty() {
+    // In two transactions: others lock names before the shares of any of them.
+    let (shares, others): (Vec<_>, Vec<_>) = old.partition(|name| is_share(name));
+    for names in [shares, others].into_iter().filter(|names| !names.is_empty()) {
+        let names = list(names.into_iter().map(Bytes));
         delete.add(format_args!("DELETE FROM {locks} WHERE name IN ({names}) AND {is_old}"));
+    }
+    if !delete.text.is_empty() {
         match session.run(delete, &mut Vec::new()).await {
             // Another program has locked a row, or the server ended the statement: a later sweep removes this page.
             Err(failure) if matches!(failure.kind(), Kind::Locked | Kind::Cancelled) => {}

@@ -10,6 +10,7 @@ use super::packet::{Bytes, CLOCK, NOW, Nullable, Packet, Row, list, rows};
 use super::prepared::{add, padded, prepared_size};
 use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
+use super::transaction::share;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Attempt, Granted, PageRead, micros};
 use crate::engine::sql::{Lease, Page};
@@ -153,11 +154,13 @@ pub(super) async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<
     let read_only = packet.add("SELECT @@GLOBAL.read_only");
     let Tables { locks, waiters, .. } = &session.server.tables;
     let is_held = "l.owner NOT LIKE '%-next' AND l.expires_at > @u";
+    // The queue of a share is that of its name, which lacks a byte and the owner token.
+    let queue = "IF(l.permits IS NULL, l.name, SUBSTRING(l.name, 1, LENGTH(l.name) - 33))";
     let mut indexes = Vec::new();
     for page in pages {
         indexes.push(packet.add(format_args!(
             "SELECT l.name, IF({is_held}, l.expires_at - @u, NULL), l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
-             IF({is_held}, (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u), 0) \
+             IF({is_held}, (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = {queue} AND w.alive_until > @u), 0), l.permits, l.permit_limit \
              FROM {locks} AS l WHERE l.name >= {} AND l.name < {} ORDER BY l.name LIMIT {}",
             Bytes(&page.start),
             Bytes(&page.end),
@@ -177,6 +180,7 @@ pub(super) async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<
             since_ms: row.number(5),
             metadata: row.text(6),
             waiting: row.number(7)?,
+            share: share(row, 8),
         })
     };
     let read = |(index, page): (usize, &Page)| {

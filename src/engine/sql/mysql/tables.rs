@@ -7,8 +7,8 @@ use crate::engine::sql::server::Outcome;
 use crate::engine::sql::tables::without_comments;
 
 /// The columns of the tables.
-const LOCKS: &str = "name, owner, fence, expires_at, queued, since, host, pid, metadata";
-const WAITERS: &str = "ticket, owner, name, alive_until, process, hold_ms, host, pid";
+const LOCKS: &str = "name, owner, fence, expires_at, queued, since, host, pid, metadata, permits, permit_limit";
+const WAITERS: &str = "ticket, owner, name, alive_until, process, hold_ms, host, pid, permits, permit_limit";
 
 /// The names of the tables, quoted.
 pub(super) struct Tables {

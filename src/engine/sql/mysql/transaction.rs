@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
-use crate::engine::core::ledger::{self, Changes, Ledger, Position, StoredName, Waiter};
+use crate::engine::core::ledger::{self, Changes, Ledger, Position, StoredName, Waiter, is_share, stored_share};
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
-use crate::model::Process;
+use crate::model::{Process, Share};
 
 /// How long the server waits for the next statement of a transaction, in seconds. After that it closes the connection of a stopped process,
 /// which ends its row locks.
@@ -43,12 +43,27 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     let locked = packet.add(format_args!(
         "SELECT name, owner, expires_at, fence, queued FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({all}) FOR UPDATE SKIP LOCKED"
     ));
-    let columns = "ticket, name, owner, alive_until, process, hold_ms, host, pid";
-    let front = |name| {
+    let shares: Vec<String> = plan.shares().map(|(first, end)| range(&first, &end)).collect();
+    let shares = joined(" OR ", shares);
+    let shares = (!shares.is_empty()).then(|| {
+        // After the clock was read: what is left is live at that time. This waits for a renewal that is not committed yet, and then keeps the
+        // share: a transaction that only left out expired ones would count it as free.
+        packet.add(format_args!(
+            "DELETE l FROM {locks} AS l FORCE INDEX (PRIMARY) WHERE ({shares}) AND expires_at <= @u"
+        ));
+        packet.add(format_args!(
+            "SELECT name, owner, expires_at, fence, permits, permit_limit FROM {locks} FORCE INDEX (PRIMARY) WHERE {shares}"
+        ))
+    });
+    let columns = format!(
+        "ticket, name, owner, alive_until, process, hold_ms, host, pid{}",
+        shares.map_or("", |_| ", permits, permit_limit")
+    );
+    let front = |name: &&StoredName| {
         format!(
             "(SELECT {columns} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT {})",
             Bytes(name),
-            plan.front()
+            plan.front(name)
         )
     };
     let names: Vec<&StoredName> = plan.names.keys().collect();
@@ -64,7 +79,7 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     }
     let mut answers = Vec::new();
     session.run(packet, &mut answers).await?;
-    ledger_of(session, process, plan, &answers, clock, locked, &queues).ok_or_else(|| session.unexpected())
+    ledger_of(session, process, plan, &answers, clock, (locked, shares), &queues).ok_or_else(|| session.unexpected())
 }
 
 /// Adds the statements that begin a transaction.
@@ -117,7 +132,7 @@ fn ledger_of(
     plan: &Plan,
     answers: &[Answer],
     clock: usize,
-    locked: usize,
+    (locked, shares): (usize, Option<usize>),
     queues: &[usize],
 ) -> Option<Ledger> {
     let now_us = rows(answers, clock).first()?.number(0)?;
@@ -136,16 +151,50 @@ fn ledger_of(
         let name = row.bytes(0)?.to_vec();
         let known = positions.values().filter(|position| position.name == name).count();
         // All live positions are known, and there are more positions.
-        if known < plan.front() && row.number(4)? > known as i64 {
+        if known < plan.front(&name) && row.number(4)? > known as i64 {
             with_expired.push(name.clone());
         }
-        found.insert(name, ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?));
+        found.insert(
+            name,
+            ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?, None),
+        );
+    }
+    for row in shares.map(|index| rows(answers, index)).unwrap_or_default() {
+        let share = ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?, share(row, 4));
+        found.insert(row.bytes(0)?.to_vec(), share);
     }
     if plan.lacks_row(&found) {
         return None;
     }
     session.begun = Begun { tickets, with_expired };
     Some(Ledger::new(now_us, found, positions.into_values().collect()))
+}
+
+/// Returns the condition of the stored names from `first` to the one before `end`.
+pub(super) fn range(first: &StoredName, end: &StoredName) -> String {
+    format!("(name >= {} AND name < {})", Bytes(first), Bytes(end))
+}
+
+/// Reads permits, and their limit from the next column.
+pub(super) fn share(row: &Row, column: usize) -> Option<Share> {
+    stored_share(row.number(column), row.number(column + 1))
+}
+
+/// Returns the columns of shares. Without shares they are left out, which makes packets smaller.
+fn share_columns(mut shares: impl Iterator<Item = Option<Share>>) -> &'static str {
+    match shares.any(|share| share.is_some()) {
+        true => ", permits, permit_limit",
+        false => "",
+    }
+}
+
+/// Returns the values of these columns.
+fn share_values(columns: &str, share: Option<Share>) -> String {
+    match share {
+        _ if columns.is_empty() => String::new(),
+        Some(share) => format!(", {}, {}", share.permits(), share.limit()),
+        None => ", NULL, NULL".to_owned(),
+    }
 }
 
 /// Reads a position in a queue. `None`: the row lacks a value.
@@ -159,6 +208,7 @@ fn position(row: &Row, process: &str) -> Option<Position> {
         engine: (engine != process).then_some(engine),
         holder: row.text(6).and_then(holder),
         hold_ms: i32::try_from(row.number(5)?).ok()?,
+        share: share(row, 8),
     };
     let (ticket, name, owner) = (row.number(0)?, row.bytes(1)?.to_vec(), row.text(2)?);
     Some(Position::read(ticket, name, owner, row.number(3)?, waiter))
@@ -241,10 +291,11 @@ fn enter(
     if new.is_empty() {
         return None;
     }
+    let columns = share_columns(new.iter().map(|entered| entered.waiter.share));
     let values = |entered: &&Position| {
         let holder = entered.waiter.holder.as_deref();
         format!(
-            "({}, {}, {}, {}, {}, {}, {}, {})",
+            "({}, {}, {}, {}, {}, {}, {}, {}{})",
             Nullable(entered.kept_ticket()),
             Bytes(&entered.owner),
             Bytes(&entered.name),
@@ -252,7 +303,8 @@ fn enter(
             entered.waiter.hold_ms,
             Nullable(holder.map(|holder| Bytes(&holder.host))),
             Nullable(holder.map(|holder| holder.pid)),
-            Bytes(process)
+            Bytes(process),
+            share_values(columns, entered.waiter.share)
         )
     };
     // Those that enter again first: their tickets are smaller. Another waiter has the ticket of one only if the tables are new.
@@ -261,7 +313,7 @@ fn enter(
         let values = list(entered.into_iter().map(values));
         if !values.is_empty() {
             packet.add(format_args!(
-                "INSERT INTO {waiters} (ticket, owner, name, alive_until, hold_ms, host, pid, process) VALUES {values} {when_taken}"
+                "INSERT INTO {waiters} (ticket, owner, name, alive_until, hold_ms, host, pid, process{columns}) VALUES {values} {when_taken}"
             ));
         }
     }
@@ -271,9 +323,22 @@ fn enter(
     )))
 }
 
-/// Adds the statement that writes the rows of names, and counts their positions again. The statements before it have changed the
-/// positions.
+/// Adds the statements that write the rows of names, and count their positions again, and those of shares. The statements before have changed
+/// the positions.
+///
+/// The lease of an owner is never shortened: a share may have been renewed since it was read.
 fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
+    let is_gone = |(name, row): &&(StoredName, ledger::Row)| row.owner.is_none() && is_share(name);
+    let (gone, written): (Vec<_>, Vec<_>) = changes.rows.iter().partition(is_gone);
+    if !gone.is_empty() {
+        let names = list(gone.iter().map(|(name, _)| Bytes(name)));
+        packet.add(format_args!(
+            "DELETE l FROM {locks} AS l FORCE INDEX (PRIMARY) WHERE name IN ({names})"
+        ));
+    }
+    if written.is_empty() {
+        return;
+    }
     // Each text is sent once, for any number of names: the server limits the size of a packet.
     let texts: BTreeSet<&str> = changes
         .rows
@@ -289,12 +354,13 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
             .position(|one| *one == text)
             .map(|index| format!("@m{index}"))
     };
-    let values = changes.rows.iter().map(|(name, row)| {
+    let columns = share_columns(written.iter().map(|(_, row)| row.share));
+    let values = written.iter().map(|(name, row)| {
         // Without `since`, the metadata is kept.
         let is_new = row.granted_us.is_some() || row.owner.is_none();
         let holder = row.holder.as_deref();
         format!(
-            "({name}, {}, {}, {}, (SELECT COUNT(*) FROM {waiters} WHERE name = {name}), {}, {}, {}, {})",
+            "({name}, {}, {}, {}, (SELECT COUNT(*) FROM {waiters} WHERE name = {name}), {}, {}, {}, {}{})",
             Nullable(row.owner.as_ref().map(Bytes)),
             row.fence,
             row.expires_us,
@@ -302,12 +368,14 @@ fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
             Nullable(holder.map(|process| Bytes(&process.host))),
             Nullable(holder.map(|process| process.pid)),
             Nullable(row.metadata.as_deref().and_then(variable)),
+            share_values(columns, row.share),
             name = Bytes(name),
         )
     });
     packet.add(format_args!(
-        "INSERT INTO {locks} (name, owner, fence, expires_at, queued, since, host, pid, metadata) VALUES {} \
-         ON DUPLICATE KEY UPDATE owner = VALUES(owner), fence = VALUES(fence), expires_at = VALUES(expires_at), \
+        "INSERT INTO {locks} (name, owner, fence, expires_at, queued, since, host, pid, metadata{columns}) VALUES {} \
+         ON DUPLICATE KEY UPDATE expires_at = IF(owner = VALUES(owner), GREATEST(expires_at, VALUES(expires_at)), VALUES(expires_at)), \
+         owner = VALUES(owner), fence = VALUES(fence), \
          queued = VALUES(queued), host = COALESCE(VALUES(host), host), pid = COALESCE(VALUES(pid), pid), \
          metadata = IF(VALUES(since) IS NULL, metadata, VALUES(metadata)), since = COALESCE(VALUES(since), since)",
         list(values)

@@ -5,14 +5,15 @@ use std::collections::HashSet;
 use super::error::{MISSING_PRIVILEGE, READ_ONLY};
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
-use crate::engine::core::ledger::StoredName;
+use super::transaction::share;
+use crate::engine::core::ledger::{StoredName, bounds, is_shared};
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::products::OF_POSTGRES;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_INTERVAL, SWEEP_LIMIT,
-    SWEEP_NAMES, SWEEP_ROW, Swept,
+    Checked, CheckedName, CheckedShare, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_INTERVAL,
+    SWEEP_LIMIT, SWEEP_NAMES, SWEEP_ROW, Swept,
 };
 use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
 use crate::model::OwnerToken;
@@ -64,13 +65,22 @@ pub(super) async fn check(
         let values: &Values<'_> = &[&process, &LIVENESS_MS, &except];
         session.query(Sql::Heartbeat, values).await
     };
-    let (kept, checked) = tokio::join!(
+    let shared: Vec<&StoredName> = names.iter().filter(|name| is_shared(name)).collect();
+    let (first, last): (Vec<StoredName>, Vec<StoredName>) = shared.iter().map(|name| bounds(name)).unzip();
+    let shares = async {
+        match shared.is_empty() {
+            true => Ok(Vec::new()),
+            false => session.query(Sql::CheckShares, &[&shared, &first, &last]).await,
+        }
+    };
+    let (kept, checked, shares) = tokio::join!(
         biased;
         heartbeat,
         async { session.query(Sql::Check, &[&names, &process, &(AHEAD as i64)]).await },
+        shares,
     );
     let kept: Outcome<HashSet<String>> = kept?.iter().map(|row| session.get(row, 0)).collect();
-    let checked = checked?;
+    let (checked, shares) = (checked?, shares?);
     let now_us = checked.first().map(|row| session.get(row, 1)).transpose()?;
     let names = checked.iter().map(|row| {
         let remaining: Option<i64> = session.get(row, 2)?;
@@ -87,10 +97,27 @@ pub(super) async fn check(
             ahead: session.get::<i64>(row, 5)?.unsigned_abs(),
         })
     });
+    let shares = shares.iter().map(|row| {
+        let holder: Option<String> = session.get(row, 1)?;
+        let span = |column| Ok(micros(session.get::<Option<i64>>(row, column)?.unwrap_or_default()));
+        Ok(CheckedShare {
+            name: session.get(row, 0)?,
+            share: share(session, row, 2)?,
+            lease: match holder {
+                Some(holder) => Some(CheckedLease {
+                    remaining: span(4)?,
+                    age: span(5)?,
+                    holder,
+                }),
+                None => None,
+            },
+        })
+    });
     Ok(Checked {
         now_us,
         kept: kept?,
         names: names.collect::<Outcome<_>>()?,
+        shares: shares.collect::<Outcome<_>>()?,
     })
 }
 

@@ -9,6 +9,7 @@ use tokio_postgres::Row;
 
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
+use super::transaction::share;
 use crate::engine::RESERVATION;
 use crate::engine::core::ledger::{Content, Notification, StoredName};
 use crate::engine::hand_off::GrantTimes;
@@ -233,5 +234,6 @@ fn lease(session: &PostgresSession, row: &Row) -> Outcome<Option<Lease>> {
         since_ms: session.get(row, 5)?,
         metadata: session.get(row, 6)?,
         waiting: session.get(row, 7)?,
+        share: share(session, row, 8)?,
     }))
 }

@@ -11,31 +11,43 @@ use super::listener::text_of;
 use super::session::{PostgresSession, Values};
 use super::single::storable;
 use super::statements::Sql;
-use crate::engine::core::ledger::{self, Changes, Ledger, Notification, Position, StoredName, Waiter};
+use crate::engine::core::ledger::{
+    self, Changes, Ledger, Notification, Position, StoredName, Waiter, is_share, stored_share,
+};
 use crate::engine::sql::failure::Failure;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
-use crate::model::Process;
+use crate::model::{Process, Share};
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
 pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
     let names: Vec<&[u8]> = plan.names.keys().map(Vec::as_slice).collect();
     let created: Vec<bool> = plan.names.values().copied().collect();
-    let front = plan.front() as i64;
+    let fronts: Vec<i64> = plan.names.keys().map(|name| plan.front(name) as i64).collect();
+    let (first, last): (Vec<StoredName>, Vec<StoredName>) = plan.shares().unzip();
+    let of_shares = async |statement| match first.is_empty() {
+        true => Ok(Vec::new()),
+        false => session.query(statement, &[&first, &last]).await,
+    };
     let statements = async {
         tokio::join!(
             biased;
             session.execute(session.statements().begin(plan.is_brief)),
             async { session.query(Sql::Lock, &[&names, &created]).await },
             async { session.query(Sql::Rows, &[&names]).await },
-            async { session.query(Sql::Queue, &[&names, &plan.owners, &front]).await },
+            // After the clock was read: what is left is live at that time.
+            of_shares(Sql::Expired),
+            of_shares(Sql::Shares),
+            async { session.query(Sql::Queue, &[&names, &plan.owners, &fronts]).await },
         )
     };
-    let (begun, locked, rows, queue) = session.in_one_packet(statements).await;
+    let (begun, locked, rows, expired, shares, queue) = session.in_one_packet(statements).await;
     begun?;
     locked?;
-    let (rows, queue) = (rows?, queue?);
+    let rows = rows?;
+    expired?;
+    let (shares, queue) = (shares?, queue?);
     let first = rows
         .first()
         .ok_or_else(|| Failure::unexpected(&session.connections().place, "no clock"))?;
@@ -43,15 +55,28 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     let mut found = BTreeMap::new();
     for row in &rows {
         if let Some(name) = session.get::<Option<StoredName>>(row, 1)? {
-            let row = ledger::Row::read(session.get(row, 2)?, session.get(row, 3)?, session.get(row, 4)?);
+            let row = ledger::Row::read(session.get(row, 2)?, session.get(row, 3)?, session.get(row, 4)?, None);
             found.insert(name, row);
         }
+    }
+    for row in &shares {
+        let (end, fence, share) = (session.get(row, 2)?, session.get(row, 3)?, share(session, row, 4)?);
+        found.insert(
+            session.get(row, 0)?,
+            ledger::Row::read(session.get(row, 1)?, end, fence, share),
+        );
     }
     if plan.lacks_row(&found) {
         return Err(Failure::unexpected(&session.connections().place, "no row of a name"));
     }
     let positions: Outcome<Vec<Position>> = queue.iter().map(|row| position(session, row, process)).collect();
     Ok(Ledger::new(now_us, found, positions?))
+}
+
+/// Reads permits, and their limit from the next column.
+pub(super) fn share(session: &PostgresSession, row: &Row, column: usize) -> Outcome<Option<Share>> {
+    let number = |column| session.get::<Option<i32>>(row, column);
+    Ok(stored_share(number(column)?, number(column + 1)?))
 }
 
 /// Reads a position in a queue.
@@ -65,6 +90,7 @@ fn position(session: &PostgresSession, row: &Row, process: &str) -> Outcome<Posi
         holder: host
             .zip(pid)
             .map(|(host, pid)| Arc::new(Process { host, pid: pid as u32 })),
+        share: share(session, row, 8)?,
     };
     let (ticket, name, owner) = (session.get(row, 0)?, session.get(row, 1)?, session.get(row, 2)?);
     Ok(Position::read(ticket, name, owner, session.get(row, 3)?, waiter))
@@ -76,7 +102,8 @@ pub(super) async fn write(
     process: &str,
     changes: &Changes,
 ) -> Outcome<HashMap<String, u64>> {
-    let names: Vec<&[u8]> = changes.rows.iter().map(|(name, _)| name.as_slice()).collect();
+    let (shares, rows): (Vec<&Written>, Vec<&Written>) = changes.rows.iter().partition(|(name, _)| is_share(name));
+    let names: Vec<&[u8]> = rows.iter().map(|(name, _)| name.as_slice()).collect();
     let left = &changes.left;
     let leave = async {
         match left.is_empty() && names.is_empty() {
@@ -97,25 +124,21 @@ pub(super) async fn write(
             false => session.query(Sql::Notify, &[&channels, &texts]).await,
         }
     };
-    let update = async {
-        match names.is_empty() {
-            true => Ok(Vec::new()),
-            false => update(session, &names, changes).await,
-        }
-    };
-    let (leave, entered, notified, update, commit) = tokio::join!(
+    let (leave, entered, notified, updated, shared, commit) = tokio::join!(
         biased;
         leave,
         enter(session, process, changes),
         notify,
-        update,
+        update(session, Sql::Write, &rows),
+        update(session, Sql::WriteShares, &shares),
         session.execute("COMMIT")
     );
     // After the first failure the others only say that the transaction has failed.
     leave?;
     let entered = entered?;
     notified?;
-    update?;
+    updated?;
+    shared?;
     commit?;
     let ticket = |row: &Row| Ok((session.get(row, 0)?, session.get::<i64>(row, 1)?.unsigned_abs()));
     entered.iter().map(ticket).collect()
@@ -135,13 +158,29 @@ async fn enter(session: &PostgresSession, process: &str, changes: &Changes) -> O
     let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
     let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
     let tickets: Vec<Option<i64>> = entered().map(Position::kept_ticket).collect();
-    let values: &Values<'_> = &[&owners, &names, &ends, &holds, &hosts, &pids, &tickets, &process];
+    let (permits, limits) = columns(entered().map(|one| one.waiter.share));
+    let values: &Values<'_> = &[
+        &owners, &names, &ends, &holds, &hosts, &pids, &tickets, &process, &permits, &limits,
+    ];
     session.query(Sql::Enter, values).await
 }
 
-/// Writes the rows of names.
-async fn update(session: &PostgresSession, names: &[&[u8]], changes: &Changes) -> Outcome<Vec<Row>> {
-    let rows = || changes.rows.iter().map(|(_, row)| row);
+/// Returns the columns of shares: permits, and their limits.
+fn columns(shares: impl Iterator<Item = Option<Share>>) -> (Vec<Option<i32>>, Vec<Option<i32>>) {
+    let numbers = |share: Option<Share>| share.map(|share| (share.permits() as i32, share.limit() as i32));
+    shares.map(numbers).map(Option::unzip).unzip()
+}
+
+/// A name, and its row.
+type Written = (StoredName, ledger::Row);
+
+/// Writes the rows of names, or those of shares.
+async fn update(session: &PostgresSession, statement: Sql, written: &[&Written]) -> Outcome<Vec<Row>> {
+    if written.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names: Vec<&[u8]> = written.iter().map(|(name, _)| name.as_slice()).collect();
+    let rows = || written.iter().map(|(_, row)| row);
     let holder = || rows().map(|row| row.holder.as_deref());
     let owners: Vec<Option<&str>> = rows().map(|row| row.owner.as_deref()).collect();
     let ends: Vec<i64> = rows().map(|row| row.expires_us).collect();
@@ -150,6 +189,11 @@ async fn update(session: &PostgresSession, names: &[&[u8]], changes: &Changes) -
     let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
     let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
     let metadata: Vec<Option<Cow<'_, str>>> = rows().map(|row| storable(session, row.metadata.as_deref())).collect();
-    let values: &Values<'_> = &[&names, &owners, &ends, &fences, &grants, &hosts, &pids, &metadata];
-    session.query(Sql::Write, values).await
+    let (permits, limits) = columns(rows().map(|row| row.share));
+    let values: &Values<'_> = &[
+        &names, &owners, &ends, &fences, &grants, &hosts, &pids, &metadata, &permits, &limits,
+    ];
+    session
+        .query(statement, &values[..session.statements().get(statement).types.len()])
+        .await
 }

@@ -19,9 +19,10 @@
 //! own socket, so its replies arrive on the I/O thread. What the I/O thread wakes (a timer, a renewal) runs there.
 //!
 //! # Which calls are transactions
-//! Claims of several names, names with a queue, waiters that found a name busy, locked rows. Calls for a name with waiters of this process
-//! are sent to a transaction directly, and so does a release while an attempt of the same owner is there (`ForwardedOwners`). `queued` in the row of a name
-//! is the number of its positions, so that a single statement sees there whether it has a queue.
+//! Claims of several names, shares (except their renewals), names with a queue, waiters that found a name busy, locked rows. Calls for a name
+//! with waiters of this process are sent to a transaction directly, and so does a release while an attempt of the same owner is there
+//! (`ForwardedOwners`). `queued` in the row of a name is the number of its positions, so that a single statement sees there whether it has a
+//! queue.
 //!
 //! # The hand-off is the grant
 //! At the end of a transaction a free name goes to its first live waiter ([`Ledger::finish`]). The notification has the fencing token and

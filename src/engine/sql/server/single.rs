@@ -6,6 +6,7 @@
 //! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a
 //! queue, of waiters that found the name busy, and where another transaction has locked the row.
 
+use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -197,6 +198,12 @@ async fn serve(shared: &Shared, mut checks: mpsc::UnboundedReceiver<Vec<Key>>, m
     }
 }
 
+/// Whether a job of these claims may be a single statement: one claim of one name, which is not shared. (A renewal of a share is that of a
+/// row.)
+fn is_of_one_lock(claims: &[impl Borrow<Claim>]) -> bool {
+    matches!(claims, [claim] if claim.borrow().keys().len() == 1 && claim.borrow().share.is_none())
+}
+
 /// Returns the owner of an attempt for one name.
 fn owner(job: &Job) -> Option<OwnerToken> {
     match job {
@@ -241,7 +248,7 @@ impl Shared {
                 }
                 Job::Release(claims, keep, _)
                     if keep.is_zero()
-                        && matches!(&claims[..], [claim] if claim.keys().len() == 1)
+                        && is_of_one_lock(claims)
                         && (self.waiters.server.hands_off_in_one() || !self.has_waiters(&claims[0]))
                         && !released.contains(&claims[0].keys()[0])
                         && !self.forwarded.has(&claims[0].owner) =>
@@ -250,7 +257,7 @@ impl Shared {
                     &mut batch.releases
                 }
                 Job::Acquire(claims, ..)
-                    if matches!(&claims[..], [claim] if claim.keys().len() == 1)
+                    if is_of_one_lock(claims)
                         && !(claims[0].waiting && self.has_waiters(&claims[0]))
                         && !self.is_locked(&claims[0]) =>
                 {
@@ -347,7 +354,7 @@ impl Shared {
 
     /// Makes calls that only read.
     async fn read(&self, mut jobs: Vec<Job>) {
-        let read = self.read_pages(&pages(&self.prefix, &jobs)).await;
+        let read = self.read_pages(&pages(&jobs)).await;
         let read = read.map(|read| answer_reads(&mut jobs, &self.prefix, read));
         jobs.into_iter().for_each(|job| job.answer(read.as_ref().err()));
     }

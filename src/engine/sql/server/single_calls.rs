@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::Outcome;
 use super::transaction::Prefix;
 use super::waiters::Effects;
-use crate::engine::core::ledger::{Notification, StoredName};
+use crate::engine::core::ledger::{Notification, StoredName, held_names};
 use crate::engine::sql::jobs::Job;
 use crate::engine::sql::{Lease, Page};
 use crate::engine::{Acquired, Released, Renewed};
@@ -103,7 +103,10 @@ impl SingleChanges {
             _ => None,
         };
         let renewal = |job: &Job| match job {
-            Job::Renew(claim, ttl, _) => Some((stored(claim), claim.owner.clone(), *ttl)),
+            Job::Renew(claim, ttl, _) => {
+                let name = held_names(claim, &[stored(claim)])[0].clone();
+                Some((name, claim.owner.clone(), *ttl))
+            }
             _ => None,
         };
         SingleChanges {
@@ -127,10 +130,9 @@ pub(super) fn attempts(prefix: &Prefix, jobs: &[Job]) -> Vec<Attempt> {
 }
 
 /// Returns the pages of jobs that only read.
-pub(super) fn pages(prefix: &Prefix, jobs: &[Job]) -> Vec<Page> {
+pub(super) fn pages(jobs: &[Job]) -> Vec<Page> {
     let page = |job: &Job| match job {
-        Job::Inspect(key, _) => Some(Page::of_name(prefix.stored(key))),
-        Job::List(page, _) => Some(page.clone()),
+        Job::Inspect(page, _) | Job::List(page, _) => Some(page.clone()),
         _ => None,
     };
     jobs.iter().filter_map(page).collect()
@@ -199,10 +201,9 @@ pub(super) fn answer_attempts(jobs: &mut [Job], repeated: &mut [Job], prefix: &P
 /// Stores the answers to jobs that only read. `read`: the leases of each, sorted by name.
 pub(super) fn answer_reads(jobs: &mut [Job], prefix: &Prefix, read: Vec<PageRead>) {
     for (job, PageRead { leases, next }) in jobs.iter_mut().zip(read) {
-        let mut found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(&prefix.0)).collect();
+        let found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(&prefix.0)).collect();
         match job {
-            Job::Inspect(_, reply) => reply.set(found.pop()),
-            Job::List(_, reply) => reply.set((found, next)),
+            Job::Inspect(_, reply) | Job::List(_, reply) => reply.set((found, next)),
             _ => {}
         }
     }

@@ -10,7 +10,9 @@ use super::waiters::{Effects, InQueue, Waiters};
 use super::{Outcome, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
-use crate::engine::core::ledger::{Notification, Row, StoredName};
+use crate::engine::core::ledger::{
+    MOST_HAND_OFFS, Notification, Row, SHARED, StoredName, bounds, is_shared, stored_name,
+};
 use crate::engine::sql::jobs::Job;
 use crate::model::{Claim, Key};
 
@@ -45,13 +47,15 @@ pub(in crate::engine::sql) struct Prefix(pub String);
 impl Prefix {
     /// Returns a name as it is stored.
     pub(super) fn stored(&self, key: &Key) -> StoredName {
-        [self.0.as_bytes(), key.as_str().as_bytes()].concat()
+        stored_name(&self.0, key)
     }
 
     /// Returns a name from its stored form.
     fn key(&self, name: &StoredName) -> Option<Key> {
         let name = name.strip_prefix(self.0.as_bytes())?;
-        Key::new(std::str::from_utf8(name).ok()?).ok()
+        let shared = name.strip_prefix(&[SHARED]);
+        let key = Key::new(std::str::from_utf8(shared.unwrap_or(name)).ok()?).ok()?;
+        Some(if shared.is_some() { key.shared() } else { key })
     }
 
     fn all(&self, claim: &Claim) -> Vec<StoredName> {
@@ -91,10 +95,15 @@ impl Plan {
         names.any(|(name, is_created)| *is_created && !found.contains_key(name))
     }
 
-    /// Returns how many positions of each name are read: each call removes one at most, so that the first two are still known
-    /// after all of them.
-    pub(in crate::engine::sql) fn front(&self) -> usize {
-        self.owners.len() + 2
+    /// Returns how many positions of a name are read: each call removes one at most, so that the first two are still known
+    /// after all of them, and of a shared name as many as it is handed off to at most.
+    pub(in crate::engine::sql) fn front(&self, name: &StoredName) -> usize {
+        self.owners.len() + if is_shared(name) { MOST_HAND_OFFS } else { 2 }
+    }
+
+    /// Returns the bounds of the shares of each shared name.
+    pub(in crate::engine::sql) fn shares(&self) -> impl Iterator<Item = (StoredName, StoredName)> {
+        self.names.keys().filter(|name| is_shared(name)).map(bounds)
     }
 
     /// Adds a job. `false`: it only reads.
@@ -103,7 +112,7 @@ impl Plan {
             Job::Acquire(claims, ..) => claims.iter().for_each(|claim| self.add_claim(claim, prefix, true)),
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => self.add_claim(claim, prefix, false),
             Job::Release(claims, ..) => claims.iter().for_each(|claim| self.add_claim(claim, prefix, false)),
-            Job::ForceRelease(key, _) => _ = self.names.entry(prefix.stored(key)).or_default(),
+            Job::ForceRelease(key, _) => self.add_name(key, prefix, false),
             Job::Inspect(..) | Job::List(..) => return false,
         }
         true
@@ -111,9 +120,15 @@ impl Plan {
 
     fn add_claim(&mut self, claim: &Claim, prefix: &Prefix, is_created: bool) {
         self.owners.push(claim.owner.as_str().to_owned());
-        for key in claim.keys() {
-            *self.names.entry(prefix.stored(key)).or_default() |= is_created;
-        }
+        claim
+            .keys()
+            .iter()
+            .for_each(|key| self.add_name(key, prefix, is_created));
+    }
+
+    /// Adds a name. The row of a shared one is always created: its lock is that of all shares.
+    fn add_name(&mut self, key: &Key, prefix: &Prefix, is_created: bool) {
+        *self.names.entry(prefix.stored(key)).or_default() |= is_created || key.is_shared();
     }
 }
 
@@ -163,6 +178,7 @@ pub(super) async fn transact(
     }
     let mut changes = ledger.finish();
     let mut tickets = session.commit(process, &changes).await?;
+    effects.unfinished = changes.unfinished.iter().filter_map(|name| prefix.key(name)).collect();
     effects.notifications = std::mem::take(&mut changes.notifications);
     effects
         .notifications

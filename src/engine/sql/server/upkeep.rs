@@ -10,10 +10,10 @@ use super::single::Shared;
 use super::transaction::CheckedNames;
 use super::waiters::CheckedLease;
 use crate::clock::Moment;
-use crate::engine::core::ledger::StoredName;
+use crate::engine::core::ledger::{StoredName, without_owner};
 use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
-use crate::model::{Key, OwnerToken};
+use crate::model::{Key, OwnerToken, Share, Sums};
 
 /// [`WAITER_LIVENESS`] in milliseconds.
 pub(in crate::engine::sql) const LIVENESS_MS: i64 = WAITER_LIVENESS.as_millis() as i64;
@@ -43,6 +43,17 @@ pub(in crate::engine::sql) struct Checked {
     /// The owners of the positions that a heartbeat has kept alive.
     pub kept: HashSet<String>,
     pub names: Vec<CheckedName>,
+    /// Of the shared names, the shares, and the first live waiter of each.
+    pub shares: Vec<CheckedShare>,
+}
+
+/// A share, or the first waiter of a shared name.
+pub(in crate::engine::sql) struct CheckedShare {
+    /// The stored name.
+    pub name: StoredName,
+    pub share: Option<Share>,
+    /// `None`: it is a waiter.
+    pub lease: Option<CheckedLease>,
 }
 
 /// What a statement of a sweep has read.
@@ -63,6 +74,21 @@ pub(in crate::engine::sql) struct CheckedName {
     pub has_waiters: bool,
     /// The number of live waiters of other processes ahead of the first one of this process, `AHEAD` at most.
     pub ahead: u64,
+}
+
+/// Returns the share of a name that ends next, with the age of the last one. `None`: the first waiter fits, or there is none.
+fn lease_in_the_way(shares: Vec<CheckedShare>) -> Option<CheckedLease> {
+    let is_waited_for = shares.iter().any(|share| share.lease.is_none());
+    let all: Sums = shares.iter().filter_map(|share| share.share).collect();
+    let leases = shares.into_iter().filter_map(|share| share.lease);
+    let sooner = |one: CheckedLease, other: CheckedLease| {
+        let age = one.age.min(other.age);
+        let next = if other.remaining < one.remaining { other } else { one };
+        CheckedLease { age, ..next }
+    };
+    leases
+        .reduce(sooner)
+        .filter(|_| is_waited_for && !all.is_within_limits())
 }
 
 impl Shared {
@@ -113,9 +139,20 @@ impl Shared {
         }
         let keys: HashMap<&StoredName, &Key> = stored.iter().zip(names).collect();
         let (mut free, mut without_positions) = (Vec::new(), HashSet::new());
+        let mut shares: HashMap<StoredName, Vec<CheckedShare>> = HashMap::new();
+        for share in checked.shares {
+            shares
+                .entry(without_owner(&share.name).to_vec())
+                .or_default()
+                .push(share);
+        }
         for checked in checked.names {
             let Some(key) = keys.get(&checked.name) else { continue };
-            match checked.lease {
+            let shares = shares.remove(&checked.name).unwrap_or_default();
+            for lease in shares.iter().filter_map(|share| share.lease.as_ref()) {
+                self.waiters.notify_holder(key, lease);
+            }
+            match checked.lease.or_else(|| lease_in_the_way(shares)) {
                 Some(lease) => {
                     self.waiters
                         .set_busy_for(key, lease.remaining, lease.age, checked.ahead);

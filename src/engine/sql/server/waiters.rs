@@ -61,6 +61,8 @@ pub(super) struct Effects {
     pub notifications: Vec<Notification>,
     /// The names that a check found free and that were handed off, each with the time after which it may be free again.
     pub handed: Vec<(Key, Duration)>,
+    /// The shared names that may have more waiters that fit.
+    pub unfinished: Vec<Key>,
 }
 
 /// A waiter in a queue.
@@ -166,6 +168,9 @@ impl Waiters {
         }
         if has_entered && self.server.is_notified() {
             self.listen();
+        }
+        if !effects.unfinished.is_empty() {
+            self.check(effects.unfinished);
         }
         for (name, left) in &effects.handed {
             self.set_busy_for(name, *left, RESERVATION, 0);

@@ -2,7 +2,7 @@
 //!
 //! - `file.rs`: opens the file, again where necessary, and creates the schema. `identity.rs`, `peers.rs`: deleted and replaced files.
 //! - `writer.rs`: the task that owns the connection, and makes transactions of calls.
-//! - `verbs.rs`: what each verb reads and writes. `statements.rs` and `statements/*.sql`: the statements.
+//! - `verbs.rs`: what each verb reads and writes. `statements.rs` and `statements/*.sql`: the statements. `rows.rs`: the rows that they return.
 //! - `error.rs`: the meaning of the database's errors.
 //!
 //! # Behavior
@@ -20,6 +20,8 @@
 //! also reads `PRAGMA data_version` every 50 ms. If another connection has committed, it reads which of these calls are the first for a
 //! free name (`next_waiters.sql`), and wakes them. It spends at most a tenth of its time on this. Both statements only read: if all waiters
 //! made an attempt after each commit, these attempts would be commits again.
+//!
+//! A shared name has a row for each share, and none for itself. A release wakes its first waiter, whose grant wakes the next one if that one fits, too.
 //!
 //! # Files
 //! `docs/proofs/sqlite-files.md` has the rule for deleted and replaced files.
@@ -41,6 +43,7 @@ mod error;
 mod file;
 mod identity;
 mod peers;
+mod rows;
 mod statements;
 #[cfg(test)]
 mod tests;

@@ -8,12 +8,15 @@ use std::time::Duration;
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
+use super::rows::{apply_share, lease, read_addresses, rows, snapshot};
 use super::statements::{Answers, Statements, Transaction};
-use crate::engine::core::ledger::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
+use crate::engine::core::ledger::decide::{Decision, decide, waiter_liveness};
+use crate::engine::core::ledger::{StoredName, bounds, held_names, share_name, stored_name};
+use crate::engine::sql::jobs::PageOfLocks;
 use crate::engine::sql::udp_wakeup::{Address, UdpWakeup};
 use crate::engine::sql::{Lease, Page};
 use crate::engine::{Acquired, EXPIRED_POSITION_KEPT, Released, Renewed};
-use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+use crate::model::{Claim, Key, OwnerToken, Ttl};
 
 /// What the verbs need beside the transaction.
 pub(super) struct Verbs {
@@ -45,14 +48,22 @@ impl<'c> Call<'_, 'c> {
 
 impl Verbs {
     pub(super) async fn try_acquire(&self, mut call: Call<'_, '_>, claim: &Claim) -> sqlx::Result<Acquired> {
-        let (names, owner) = (self.names(claim.keys()), claim.owner.as_str());
-        let answers = call
-            .transaction
-            .run(&self.statements.snapshot, false, |q| {
-                q.bind(names.clone()).bind(owner.to_owned())
-            })
-            .await?;
-        let (now, snapshot) = snapshot(rows(&answers, 0))?;
+        let (names, owner) = (self.held(claim), claim.owner.as_str());
+        let answers = match claim.share {
+            Some(_) => self.read_share(&mut call, claim).await?,
+            None => {
+                call.transaction
+                    .run(&self.statements.snapshot, false, |q| {
+                        q.bind(names.clone()).bind(owner.to_owned())
+                    })
+                    .await?
+            }
+        };
+        let (now, mut snapshot) = snapshot(rows(&answers, 0))?;
+        let next = match (claim.share, rows(&answers, 0).first()) {
+            (Some(share), Some(row)) => apply_share(share, row, now, &mut snapshot.names[0])?,
+            _ => None,
+        };
         let liveness = claim.waiting.then(|| waiter_liveness(claim.ttl));
         match decide(&snapshot, liveness) {
             Decision::Grant { fence } => {
@@ -69,8 +80,11 @@ impl Verbs {
                             .bind(i64::from(process.pid))
                             .bind(claim.metadata.as_deref().map(str::to_owned))
                             .bind(now - EXPIRED_POSITION_KEPT_MS)
+                            .bind(claim.share.map(|share| i64::from(share.permits())))
+                            .bind(claim.share.map(|share| i64::from(share.limit())))
                     })
                     .await?;
+                call.to_wake.extend(next);
                 Ok(Acquired::Granted { fence })
             }
             Decision::AlreadyHeld { fence } => {
@@ -102,6 +116,17 @@ impl Verbs {
         }
     }
 
+    /// Reads the state of a shared name for an attempt.
+    async fn read_share(&self, call: &mut Call<'_, '_>, claim: &Claim) -> sqlx::Result<Answers> {
+        let (name, owner) = (self.name(&claim.keys()[0]), claim.owner.as_str());
+        let ((first, end), own) = (bounds(&name), share_name(&name, owner));
+        call.transaction
+            .run(&self.statements.snapshot_share, false, |q| {
+                q.bind(name).bind(owner.to_owned()).bind(own).bind(first).bind(end)
+            })
+            .await
+    }
+
     /// Enters a claim into the queue of the name at `index`. `now`: the store's clock in ms.
     async fn enqueue(
         &self,
@@ -130,6 +155,8 @@ impl Verbs {
                     .bind(now - EXPIRED_POSITION_KEPT_MS)
                     .bind(before)
                     .bind(all)
+                    .bind(claim.share.map(|share| i64::from(share.permits())))
+                    .bind(claim.share.map(|share| i64::from(share.limit())))
             })
             .await?;
         read_addresses(&answers, call.to_wake)
@@ -146,7 +173,7 @@ impl Verbs {
         let answers = call
             .transaction
             .run(&self.statements.renew, call.last, |q| {
-                q.bind(self.names(claim.keys()))
+                q.bind(self.held(claim))
                     .bind(claim.owner.as_str().to_owned())
                     .bind(ttl.as_millis() as i64)
                     .bind(to.as_str().to_owned())
@@ -180,11 +207,12 @@ impl Verbs {
             } else {
                 &[""]
             };
-            let of_name = move |key| {
-                let name = self.hexadecimal(key);
+            let of_name = move |name: &StoredName| {
+                let name = hexadecimal(name);
                 reserved.iter().map(move |end| format!("[\"{name}\",\"{owner}{end}\"]"))
             };
-            claim.keys().iter().flat_map(of_name)
+            let names = self.all(claim.keys());
+            held_names(claim, &names).iter().flat_map(of_name).collect::<Vec<_>>()
         });
         let pairs: Vec<String> = pairs.collect();
         let answers = call
@@ -210,12 +238,15 @@ impl Verbs {
 
     pub(super) async fn force_release(&self, call: Call<'_, '_>, key: &Key) -> sqlx::Result<bool> {
         let statement = &self.statements.force_release;
+        let name = self.name(key);
+        let Page { start, end } = Page::of_name(name.clone(), key.is_shared());
         let answers = call
             .transaction
-            .run(statement, call.last, |q| q.bind(self.name(key)))
+            .run(statement, call.last, |q| q.bind(name).bind(start).bind(end))
             .await?;
         read_addresses(&answers, call.to_wake)?;
-        rows(&answers, 1).first().map_or(Ok(false), |row| row.try_get(0))
+        let were_live: sqlx::Result<Vec<bool>> = rows(&answers, 1).iter().map(|row| row.try_get(0)).collect();
+        Ok(were_live?.contains(&true))
     }
 
     /// Removes some expired rows. Returns whether there may be more.
@@ -232,25 +263,15 @@ impl Verbs {
         let answers = Transaction::new(connection)
             .read(&self.statements.next_waiters, |q| q.bind(owners))
             .await?;
-        let address = |row: &SqliteRow| {
+        let waiter = |row: &SqliteRow| {
             let id = row.try_get::<i64, _>(0)? as u64;
             Ok(Address { port: None, id })
         };
-        rows(&answers, 0).iter().map(address).collect()
-    }
-
-    pub(super) async fn inspect(&self, transaction: &mut Transaction<'_>, key: &Key) -> sqlx::Result<Option<LockInfo>> {
-        let start = self.name(key);
-        let (mut found, _) = self.list(transaction, &Page::of_name(start)).await?;
-        Ok(found.pop())
+        rows(&answers, 0).iter().map(waiter).collect()
     }
 
     /// Reads a page of leases, sorted by name. Returns the next page, if there may be one.
-    pub(super) async fn list(
-        &self,
-        transaction: &mut Transaction<'_>,
-        page: &Page,
-    ) -> sqlx::Result<(Vec<LockInfo>, Option<Page>)> {
+    pub(super) async fn list(&self, transaction: &mut Transaction<'_>, page: &Page) -> sqlx::Result<PageOfLocks> {
         let Page { start, end } = page.clone();
         let answers = transaction
             .read(&self.statements.list, |q| q.bind(start).bind(end).bind(Page::SIZE))
@@ -263,26 +284,36 @@ impl Verbs {
 
     /// Returns a name as it is stored.
     fn name(&self, key: &Key) -> Vec<u8> {
-        [self.prefix.as_bytes(), key.as_str().as_bytes()].concat()
+        stored_name(&self.prefix, key)
     }
 
-    /// Returns several names as one argument, in hexadecimal: JSON has no bytes, and SQLite's JSON text ends at a zero.
+    /// Returns the stored names of the rows that a claim holds, as one argument.
+    fn held(&self, claim: &Claim) -> String {
+        argument(&held_names(claim, &self.all(claim.keys())))
+    }
+
+    fn all(&self, keys: &[Key]) -> Vec<StoredName> {
+        keys.iter().map(|key| self.name(key)).collect()
+    }
+
     fn names(&self, keys: &[Key]) -> String {
-        let names: Vec<String> = keys
-            .iter()
-            .map(|key| format!("\"{}\"", self.hexadecimal(key)))
-            .collect();
-        format!("[{}]", names.join(","))
+        argument(&self.all(keys))
     }
+}
 
-    fn hexadecimal(&self, key: &Key) -> String {
-        let mut text = String::with_capacity(2 * (self.prefix.len() + key.as_str().len()));
-        for byte in self.prefix.bytes().chain(key.as_str().bytes()) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{byte:02x}");
-        }
-        text
+/// Returns several names as one argument, in hexadecimal: JSON has no bytes, and SQLite's JSON text ends at a zero.
+fn argument(names: &[StoredName]) -> String {
+    let names = names.iter().map(|name| format!("\"{}\"", hexadecimal(name)));
+    format!("[{}]", names.collect::<Vec<_>>().join(","))
+}
+
+fn hexadecimal(name: &StoredName) -> String {
+    let mut text = String::with_capacity(2 * name.len());
+    for byte in name {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
     }
+    text
 }
 
 /// Maximum number of rows that `sweep.sql` removes from each table.
@@ -293,72 +324,3 @@ const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;
 
 /// Some 292 years, so that adding the clock does not overflow.
 const MAX_KEEP_MS: i64 = i64::MAX / 1_000_000;
-
-/// Returns the rows of one statement of a script.
-fn rows(answers: &Answers, statement: usize) -> &[SqliteRow] {
-    answers.get(statement).map_or(&[], |answer| answer.rows.as_slice())
-}
-
-/// Returns the store's clock, in milliseconds, and the snapshot for an attempt.
-fn snapshot(rows: &[SqliteRow]) -> sqlx::Result<(i64, Snapshot)> {
-    // Without rows, the row of the last fencing token was deleted.
-    let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    let now: i64 = first.try_get(0)?;
-    let until = |row: &SqliteRow, column: usize| -> sqlx::Result<Option<Duration>> {
-        let at = row.try_get::<Option<i64>, _>(column)?;
-        Ok(at.map(|at| millis(at - now)))
-    };
-    let names = rows.iter().map(|row| {
-        let lease = match row.try_get::<Option<bool>, _>(2)? {
-            Some(is_own) => Some(HeldLease {
-                is_own,
-                remaining: until(row, 3)?.unwrap_or_default(),
-                fence: row.try_get::<i64, _>(4)? as u64,
-            }),
-            None => None,
-        };
-        Ok(NameState {
-            lease,
-            first_ahead: until(row, 5)?,
-            last_ahead: until(row, 6)?,
-        })
-    });
-    let snapshot = Snapshot {
-        now_micros: now.max(0).unsigned_abs() * 1000,
-        last_fence: first.try_get::<i64, _>(1)? as u64,
-        names: names.collect::<sqlx::Result<_>>()?,
-    };
-    Ok((now, snapshot))
-}
-
-fn lease(row: &SqliteRow) -> sqlx::Result<Lease> {
-    Ok(Lease {
-        name: row.try_get(0)?,
-        remaining: millis(row.try_get(1)?),
-        fence: row.try_get(2)?,
-        host: row.try_get(3)?,
-        pid: row.try_get(4)?,
-        since_ms: row.try_get(5)?,
-        metadata: row.try_get(6)?,
-        waiting: row.try_get(7)?,
-    })
-}
-
-/// Returns a span of milliseconds, zero when it is negative.
-fn millis(span: i64) -> Duration {
-    Duration::from_millis(span.max(0).unsigned_abs())
-}
-
-/// Adds the addresses that the first statement of a script returned.
-fn read_addresses(answers: &Answers, to_wake: &mut Vec<Address>) -> sqlx::Result<()> {
-    for row in rows(answers, 0) {
-        let Some(id) = row.try_get::<Option<i64>, _>(1)? else {
-            continue;
-        };
-        let port = row
-            .try_get::<Option<i64>, _>(0)?
-            .and_then(|port| u16::try_from(port).ok());
-        to_wake.push(Address { port, id: id as u64 });
-    }
-    Ok(())
-}

@@ -193,8 +193,7 @@ async fn run(job: &mut Job, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Resu
         Job::Transfer(claim, to, reply) => reply.set(verbs.renew(call, claim, claim.ttl, to).await?),
         Job::Release(claims, keep, reply) => reply.set(verbs.release(call, claims, *keep).await?),
         Job::ForceRelease(key, reply) => reply.set(verbs.force_release(call, key).await?),
-        Job::Inspect(key, reply) => reply.set(verbs.inspect(call.transaction, key).await?),
-        Job::List(page, reply) => reply.set(verbs.list(call.transaction, page).await?),
+        Job::Inspect(page, reply) | Job::List(page, reply) => reply.set(verbs.list(call.transaction, page).await?),
     }
     Ok(())
 }

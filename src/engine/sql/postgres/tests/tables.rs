@@ -308,6 +308,12 @@ async fn no_call_scans_a_table_that_has_grown() {
             let released = join_all(claims.iter().map(|claim| release(&engine, claim))).await;
             assert_eq!(released, [Released::Freed; 40]);
             release(&other, &waiter).await;
+            let (one, heavy) = (share(1, 2), waiting_share(2, 2));
+            acquire(&engine, &one).await;
+            busy(&other, &heavy).await;
+            engine.waiters.check(vec![key("n").shared()]);
+            release(&engine, &one).await;
+            release(&other, &heavy).await;
         };
         calls(0).await;
         database.execute(&insert(rows + 1, 20_000)).await;

@@ -7,6 +7,7 @@ mod locked;
 mod proxy;
 mod queue;
 mod rows;
+mod shares;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub(in crate::engine::sql) use self::locked::*;
 pub(in crate::engine::sql) use self::proxy::Proxy;
 pub(in crate::engine::sql) use self::queue::*;
 pub(in crate::engine::sql) use self::rows::*;
+pub(in crate::engine::sql) use self::shares::*;
 use super::{ServerEngine, Session};
 pub(in crate::engine::sql) use crate::engine::sql::calls::Wakeup;
 use crate::engine::{Acquired, Engine, EngineExt, Released, Settings, Subscription};
@@ -51,6 +53,11 @@ macro_rules! server_tests {
             a_transaction_reads_only_rows_that_it_has_locked, fencing_tokens_grow_when_the_clock_steps_back, a_sweep_removes_old_rows_of_free_names, a_sweep_reads_each_row_once, a_page_of_a_list_reads_a_limited_number_of_rows,
             the_engine_sweeps, one_process_sweeps_in_each_interval, dropped_tables_are_created_again_with_a_warning,
             many_names_with_large_metadata_are_granted_together,
+            // shares.rs
+            a_share_whose_renewal_is_not_committed_is_held, a_waiter_is_granted_when_the_share_of_a_dead_holder_ends,
+            a_waiter_behind_a_dead_heavy_one_is_granted, a_waiter_that_leaves_hands_off_to_those_behind_it,
+            a_release_grants_more_waiters_than_one_transaction,
+            a_sweep_removes_ended_shares_and_then_their_name,
         );
     };
     (@each $database:ty; $($case:ident),* $(,)?) => {

@@ -176,7 +176,7 @@ pub(in crate::engine::sql) async fn a_page_of_a_list_reads_a_limited_number_of_r
         let (reply, answer) = Reply::new();
         let mut jobs = [Job::List(page.take().unwrap(), reply)];
         let prefix = Prefix(String::new());
-        let read = session.read(&pages(&prefix, &jobs)).await.unwrap();
+        let read = session.read(&pages(&jobs)).await.unwrap();
         answer_reads(&mut jobs, &prefix, read);
         jobs.into_iter().for_each(|job| job.answer(None));
         let (found, next) = answer.await.unwrap().unwrap();

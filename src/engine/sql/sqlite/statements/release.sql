@@ -2,14 +2,14 @@
 -- the names busy for $2 more, with an owner that does not exist.
 --
 -- $1 JSON array of [name as a hexadecimal text, owner], one for each name of each claim   $2 time to keep, 0: none
--- → port, number of the first live waiter of each name that this concerns
+-- → port, number of the first live waiter of each name that this concerns (of a share: its name, which lacks a byte and the owner token)
 -- → one row per lease that was kept: its owner
 -- → one row per lease that was released: its owner, whether it had not expired
 WITH clock (now) AS MATERIALIZED (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER)),
 claims (name, owner) AS MATERIALIZED
   (SELECT unhex(claimed.value ->> 0), claimed.value ->> 1 FROM json_each($1) AS claimed),
 concerned (name) AS (
-  SELECT held.name
+  SELECT CASE WHEN held.permits IS NULL THEN held.name ELSE substr(held.name, 1, length(held.name) - 33) END
     FROM claims
     CROSS JOIN "{table}" AS held ON held.name = claims.name
     WHERE held.owner = claims.owner

@@ -1,7 +1,9 @@
 -- A page of the rows, sorted by name. A free or reserved name has no holder.
 --
 -- $1 the first name   $2 the first name after the range   $3 maximum number of rows
--- → name, remaining time (NULL: no holder), fence, host, pid, since, metadata, live positions in the queue
+-- → name, remaining time (NULL: no holder), fence, host, pid, since, metadata, live positions in the queue, permits, their limit
+--
+-- The queue of a share is that of its name, which lacks a byte and the owner token.
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT
   l.name,
@@ -11,10 +13,13 @@ SELECT
   l.pid,
   (date_part('epoch', l.since) * 1e3)::bigint,
   l.metadata,
-  CASE WHEN l.is_held THEN (SELECT count(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > clock.now) END
+  CASE WHEN l.is_held THEN (SELECT count(*) FROM {waiters} AS w WHERE w.name = l.queue AND w.alive_until > clock.now) END,
+  l.permits,
+  l.permit_limit
 FROM clock
 CROSS JOIN LATERAL (
-  SELECT *, owner NOT LIKE '%-next' AND expires_at > clock.now AS is_held
+  SELECT *, owner NOT LIKE '%-next' AND expires_at > clock.now AS is_held,
+    CASE WHEN permits IS NULL THEN name ELSE substr(name, 1, length(name) - 33) END AS queue
   FROM {locks}
   WHERE name >= $1::bytea AND name < $2::bytea
   ORDER BY name

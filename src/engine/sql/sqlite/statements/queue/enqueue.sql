@@ -3,6 +3,7 @@
 --
 -- $1 owner   $2 name   $3 now   $4 the end of the position's liveness   $5 port   $6 number of the waiter
 -- $7 positions that expired before this are removed
+-- $10 permits   $11 their limit
 -- $8 the names before, $9 all names of a claim of several names: JSON arrays of hexadecimal texts
 -- → port, number of the next waiter of the name that the position moves away from, if that name is free
 SELECT next.wake_port, next.wake_id
@@ -14,7 +15,8 @@ WHERE position.owner = $1
   AND position.name <> $2
   AND next.wake_id IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM "{table}" AS held WHERE held.name = position.name AND held.expires_at > $3);
-INSERT INTO "{table}_waiters" (owner, name, alive_until, wake_port, wake_id) VALUES ($1, $2, $4, $5, $6)
+INSERT INTO "{table}_waiters" (owner, name, alive_until, wake_port, wake_id, permits, permit_limit)
+  VALUES ($1, $2, $4, $5, $6, $10, $11)
   ON CONFLICT (owner) DO UPDATE SET
     name = excluded.name, alive_until = excluded.alive_until,
     wake_port = excluded.wake_port, wake_id = excluded.wake_id;
