@@ -12,7 +12,8 @@ import { entriesOf, folderOf, withZookeeper } from './zookeeper-client.mjs'
  *
  * - `engine`, `target` and `options` are those of `LockService.connect`.
  * - A memory store has no other client: the list is empty.
- * - MongoDB keeps the document of an expired lease until its TTL monitor deletes it, within a minute: `isExpired`.
+ * - MongoDB keeps the document of an expired lease until its TTL monitor deletes it, within a minute: `isExpired`. It keeps that of a shared name
+ *   for an hour, which is left out if the name has neither holders nor waiters.
  * - The records on Redis are left out. They outlive the lease on purpose and expire.
  */
 export function leftovers({ engine, target, options }) {
@@ -42,9 +43,13 @@ const READERS = {
   mongodb: (target, { keyPrefix = '', collection = 'locks' }) =>
     withMongo(target, async (client) => {
       const isExpired = { $and: [{ $ne: [{ $type: '$expiresAt' }, 'missing'] }, { $lte: ['$expiresAt', '$$NOW'] }] }
-      const documents = client.db().collection(collection).find({}, { projection: { isExpired } })
-      const locks = (await documents.toArray()).map(({ _id, isExpired }) => ({ name: String(_id), isExpired }))
-      return locks
+      const list = { $concatArrays: [{ $ifNull: ['$holders', []] }, { $ifNull: ['$queue', []] }] }
+      const live = { $filter: { input: list, as: 'e', cond: { $gt: ['$$e.until', '$$NOW'] } } }
+      const projection = { isExpired, isUsed: { $gt: [{ $size: live }, 0] } }
+      const documents = await client.db().collection(collection).find({}, { projection }).toArray()
+      return documents
+        .filter(({ _id, isUsed }) => isUsed || typeof _id === 'string')
+        .map(({ _id, isExpired }) => ({ name: String(_id?.shared ?? _id), isExpired }))
         .filter(({ name }) => name.startsWith(keyPrefix))
         .map(({ name, isExpired }) => ({ what: 'lock', name: name.slice(keyPrefix.length), isExpired }))
     }),

@@ -20,7 +20,7 @@ use crate::engine::mongodb::fields::{
 };
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
-const METADATA: &str = "metadata";
+pub(super) const METADATA: &str = "metadata";
 /// Suffix of the owner of a name that was released but stays busy. No owner token ends with it.
 pub(super) const KEPT: &str = "-kept";
 /// The field of an answer with the waiter's number in the queue.

@@ -4,6 +4,7 @@
 //! - `config/`: from a URL and settings to a store. `connection/`: the connections, and which calls may use them.
 //! - `ops/`: the operations, one file per verb. `documents.rs`: filters, pipelines, and the fields of a document.
 //! - `queue/`: the queue of a name, the waiters of this process, and the change stream that wakes them.
+//! - `shares.rs`: the operations on shared names, with the pipelines of `queue/shares.rs`.
 //! - `error.rs`: failures. `ttl_index.rs`: the TTL index. `unwritten_tokens.rs`: fencing tokens that are not in their documents
 //!   yet.
 //!
@@ -28,6 +29,7 @@ mod error;
 mod fields;
 mod ops;
 mod queue;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod ttl_index;
@@ -53,9 +55,7 @@ use self::queue::Queue;
 use self::queue::poll::Poll;
 use self::ttl_index::TtlIndex;
 use self::unwritten_tokens::UnwrittenTokens;
-use super::{
-    Acquired, Answers, Description, Engine, Read, Released, Renewal, Renewed, Result, Subscription, answer_each,
-};
+use super::{Acquired, Answers, Description, Engine, Read, Released, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken};
 
 /// The result of a call of the driver.
@@ -108,6 +108,7 @@ impl Core {
     }
 
     fn id(&self, key: &Key) -> String {
+        debug_assert!(!key.is_shared(), "another operation, in `shares.rs`");
         format!("{}{key}", self.prefix)
     }
 
@@ -128,6 +129,8 @@ impl Engine for MongodbEngine {
     fn describe(&self) -> Description {
         Description {
             address: self.address.clone(),
+            // On a sharded cluster each router sets `$$NOW` by its own clock.
+            has_shares: self.queue.as_ref().is_some_and(|queue| queue.takes_grants),
             detector: self.queue.as_ref().map(|queue| queue.known.stall_detector.clone()),
             ..Description::new(ENGINE, self.queue.is_some())
         }
@@ -141,13 +144,7 @@ impl Engine for MongodbEngine {
     }
 
     async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_, Renewed>) {
-        let calls = renewals.iter().map(|renewal| async {
-            let (core, claim, ttl) = (self.0.clone(), renewal.claim.clone(), renewal.ttl);
-            let extend = || async move { core.extend(&claim, ttl).await };
-            let renewed = self.pool.call(Class::Keep, extend).await;
-            renewed.map_err(|failure| failure.during("renew"))
-        });
-        answer_each(calls, answer).await;
+        self.renew_each(renewals, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
@@ -179,6 +176,7 @@ impl Engine for MongodbEngine {
 
     async fn read(&self, what: Read<'_>) -> Result<Vec<LockInfo>> {
         let info = match what {
+            Read::Name { key, .. } if key.is_shared() => return self.read_shares(key).await,
             Read::Prefix { prefix, page_timeout } => return self.list_all(prefix, page_timeout).await,
             Read::Name {
                 key,

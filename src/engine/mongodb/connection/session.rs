@@ -47,7 +47,7 @@ impl AttemptSession {
     ///
     /// # Errors
     /// Those of the write. Then the server may still execute something.
-    pub(crate) async fn end(&self, pool: &Arc<Pool>, id: String) -> Outcome<()> {
+    pub(crate) async fn end(&self, pool: &Arc<Pool>, id: Bson) -> Outcome<()> {
         // Before the permit: an earlier call may be in progress, whose caller was dropped.
         let mut slot = self.0.clone().lock_owned().await;
         let current = pool.clone();

@@ -37,7 +37,7 @@ impl Core {
     /// # Behavior
     /// An attempt that is dropped before it has a permit sends nothing. When it is dropped later, its task rolls back what it
     /// wrote, with the same permit.
-    pub(super) async fn in_attempt<T, F>(
+    pub(crate) async fn in_attempt<T, F>(
         self: &Arc<Self>,
         claims: Vec<Arc<Claim>>,
         steps: impl FnOnce(Arc<Self>, Caller) -> F,

@@ -198,7 +198,13 @@ impl Core {
             None => documents::attempt_fields(),
         };
         for _ in 0..ROUNDS {
-            let sent = self.send_attempt(id, steps.clone(), fields.clone(), is_settled, caller);
+            let sent = self.send_attempt(
+                documents::one_or_none(id),
+                steps.clone(),
+                fields.clone(),
+                is_settled,
+                caller,
+            );
             let document = sent.await?.unwrap_or_default();
             if let Some(outcome) = NameOutcome::of(&document, &claim.owner, is_settled, open.clone()) {
                 return Ok(outcome);
@@ -213,11 +219,11 @@ impl Core {
         number > 0 && !self.pool.is_without_majority()
     }
 
-    /// Sends the command of an attempt for one name. Returns the document after it. `None`: another client inserted the document at the
+    /// Sends the command of an attempt for one name, a filter by its id. Returns the document after it. `None`: another client inserted the document at the
     /// same time.
-    pub(super) async fn send_attempt(
+    pub(crate) async fn send_attempt(
         &self,
-        id: &str,
+        name: Document,
         steps: Vec<Document>,
         fields: Document,
         is_settled: bool,
@@ -227,7 +233,7 @@ impl Core {
         let Session { connected, session } = &mut *session;
         let update = connected
             .locks_for(is_settled)
-            .find_one_and_update(documents::one_or_none(id), steps)
+            .find_one_and_update(name, steps)
             .upsert(true)
             .return_document(ReturnDocument::After)
             .projection(fields)

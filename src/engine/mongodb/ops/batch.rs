@@ -15,12 +15,12 @@ use crate::engine::mongodb::ops::attempts::Caller;
 use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::queue::change_stream::StreamUse;
 use crate::engine::mongodb::queue::pipelines;
-use crate::engine::mongodb::{Core, Outcome, documents};
+use crate::engine::mongodb::{Core, Outcome, documents, shares};
 use crate::engine::{Acquired, Released};
 use crate::model::Claim;
 
 /// The field of an answer with the queue entries of the claims.
-const POSITIONS: &str = "positions";
+pub(crate) const POSITIONS: &str = "positions";
 
 impl Core {
     /// The engine's `try_acquire_all`.
@@ -32,6 +32,10 @@ impl Core {
         claims: &[&Claim],
         answer: &mut (dyn FnMut(usize, Outcome<Acquired>) + Send),
     ) {
+        if claims.first().is_some_and(|claim| claim.share.is_some()) {
+            let outcomes = self.attempt_shares(claims).await.into_iter().enumerate();
+            return outcomes.for_each(|(index, outcome)| answer(index, outcome));
+        }
         let mut done = 0;
         while let Some((first, others)) = claims[done..].split_first() {
             let followers = others.iter().take_while(|claim| claim.keys().len() == 1).count();
@@ -89,13 +93,13 @@ impl Core {
         fields.insert(POSITIONS, pipelines::positions_of(&owners));
         let is_settled = self.is_settled(waiter.number);
         let document = self
-            .send_attempt(&self.id(key), steps, fields, is_settled, caller)
+            .send_attempt(documents::one_or_none(&self.id(key)), steps, fields, is_settled, caller)
             .await?;
         let document = document.unwrap_or_default();
         let Some(outcome) = NameOutcome::of(&document, &first.owner, is_settled, open.clone()) else {
             return Ok(claims.iter().map(|_| None).collect());
         };
-        let positions = positions_in(&document);
+        let positions = numbers_in(&document, POSITIONS, "at");
         let left = documents::remaining(&document);
         let is_foreign = documents::owner(&document).is_none();
         let mut outcomes = Vec::with_capacity(claims.len());
@@ -131,7 +135,7 @@ impl Core {
         self.attempts.ended(&claim.owner).await;
         let unanswered = self.attempts.unanswered(&claim.owner);
         if !unanswered.is_empty() {
-            let id = self.id(&claim.keys()[0]);
+            let id = shares::id(&self.prefix, &claim.keys()[0]);
             for session in unanswered {
                 session.end(&self.pool, id.clone()).await?;
             }
@@ -176,16 +180,16 @@ impl Core {
 }
 
 /// Returns copies of claims, which share the marks of what was sent.
-fn owned<'a>(claims: impl IntoIterator<Item = &'a &'a Claim>) -> Vec<Arc<Claim>> {
+pub(crate) fn owned<'a>(claims: impl IntoIterator<Item = &'a &'a Claim>) -> Vec<Arc<Claim>> {
     claims.into_iter().map(|claim| Arc::new((*claim).clone())).collect()
 }
 
-/// Returns the numbers in an answer, by owner.
-fn positions_in(document: &Document) -> HashMap<&str, u64> {
-    let entries = document.get_array(POSITIONS).map(Vec::as_slice).unwrap_or_default();
+/// Returns a number of each entry in a field of an answer, by owner.
+pub(crate) fn numbers_in<'d>(document: &'d Document, field: &str, number: &str) -> HashMap<&'d str, u64> {
+    let entries = document.get_array(field).map(Vec::as_slice).unwrap_or_default();
     let positions = entries.iter().filter_map(|entry| {
         let entry = entry.as_document()?;
-        let at = u64::try_from(entry.get_i64("at").ok()?).ok()?;
+        let at = u64::try_from(entry.get_i64(number).ok()?).ok()?;
         Some((entry.get_str("owner").ok()?, at))
     });
     positions.collect()

@@ -28,7 +28,7 @@
 pub(super) mod acquire;
 mod acquire_names;
 pub(super) mod attempts;
-mod batch;
+pub(super) mod batch;
 pub(super) mod clock_offset;
 pub(super) mod fence;
 mod inspect;

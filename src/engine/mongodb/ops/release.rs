@@ -22,6 +22,10 @@ use crate::model::{Claim, Fence, Key, OwnerToken};
 impl Core {
     /// The engine's `release`.
     pub(crate) async fn release_one(&self, claim: &Claim, keep: Duration) -> Outcome<Released> {
+        if claim.share.is_some() {
+            let released = self.release_shares(&[Arc::new(claim.clone())], keep).await?;
+            return Ok(released[0]);
+        }
         self.forget_token(claim);
         let queue = self.queue.as_ref();
         let is_waiting = queue.is_some_and(|queue| queue.known.number(&claim.owner) > 0);
@@ -134,11 +138,12 @@ impl Core {
         }
     }
 
-    /// Releases everything that these claims hold, and removes their positions. Returns for each claim whether it held its names.
+    /// Releases all names that these claims hold, none of them a shared one, and removes their positions. Returns for each claim whether
+    /// it held its names.
     ///
     /// # Behavior
     /// Makes one query, and one to three more commands where it finds something.
-    pub(crate) async fn release_claims(&self, claims: &[Arc<Claim>]) -> Outcome<Vec<Released>> {
+    pub(crate) async fn release_locks(&self, claims: &[Arc<Claim>]) -> Outcome<Vec<Released>> {
         // Owner tokens are unique: an owner has documents and positions only of the names of its own claim.
         let ids: Vec<String> = claims.iter().flat_map(|claim| self.ids(claim)).collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
@@ -175,7 +180,7 @@ impl Core {
     }
 
     /// Forgets the position of a claim.
-    pub(super) fn leave_queue(&self, claim: &Claim) {
+    pub(crate) fn leave_queue(&self, claim: &Claim) {
         if let Some(queue) = &self.queue {
             queue.known.leave(&claim.owner);
         }
@@ -183,6 +188,9 @@ impl Core {
 
     /// The engine's `force_release`.
     pub(crate) async fn force_release(&self, key: &Key) -> Outcome<bool> {
+        if key.is_shared() {
+            return self.force_release_shares(key).await;
+        }
         let busy = documents::busy(doc! { "_id": self.id(key) });
         let locks = self.releases();
         let deleted = locks.delete_one(self.without_waiters(busy.clone())).await?;

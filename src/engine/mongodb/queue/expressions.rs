@@ -2,6 +2,8 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
+use crate::model::OwnerToken;
+
 /// Returns an expression with variables for its parts.
 pub(super) fn with(variables: Vec<(&str, Bson)>, result: Document) -> Document {
     variables.into_iter().rev().fold(result, |inner, (name, value)| {
@@ -22,6 +24,16 @@ pub(super) fn entries(of: impl Into<Bson>, condition: Document) -> Bson {
 /// Returns the condition that the waiter `$$e` is live.
 pub(super) fn is_live() -> Document {
     doc! { "$gt": ["$$e.until", "$$NOW"] }
+}
+
+/// Returns the condition that `$$e` is the entry of this owner.
+pub(super) fn is(owner: &OwnerToken) -> Document {
+    doc! { "$eq": ["$$e.owner", literal(owner.as_str())] }
+}
+
+/// Returns the condition that `$$e` is the entry of another owner.
+pub(super) fn is_not(owner: &OwnerToken) -> Document {
+    doc! { "$ne": ["$$e.owner", literal(owner.as_str())] }
 }
 
 /// Returns the first entry of a list.

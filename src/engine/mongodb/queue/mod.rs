@@ -1,6 +1,7 @@
 //! The waiters of this process, and their positions in the queues of MongoDB.
 //!
-//! - `pipelines.rs`: the queue of a name; `hand_off.rs`: what a hand-off writes; `expressions.rs`: expressions for both.
+//! - `pipelines.rs`: the queue of a name; `hand_off.rs`: what a hand-off writes; `shares.rs`: shared names; `expressions.rs`: expressions
+//!   for all of them.
 //! - `change_stream.rs`: the change stream that wakes waiters; `change_event.rs`: its events.
 //! - `primary_clock.rs`: readings of the primary's clock, for the end of a grant.
 //! - `poll.rs`: polling, without a change stream.
@@ -23,6 +24,7 @@ pub(super) mod hand_off;
 pub(super) mod pipelines;
 pub(super) mod poll;
 mod primary_clock;
+pub(super) mod shares;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +33,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{FutureExt, TryStreamExt};
 use mongodb::bson::oid::ObjectId;
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::ReturnDocument;
 use tokio::sync::watch;
 
@@ -145,7 +147,7 @@ impl Queue {
                     self.remove_unknown_waiter(id, owner, None);
                 }
             }
-            Change::Granted { id, grant } => self.deliver_grant(id, grant),
+            Change::Granted { id, grants } => grants.into_iter().for_each(|grant| self.deliver_grant(&id, grant)),
             Change::Check { id, after } => {
                 if let Some(key) = self.key(&id) {
                     self.known.set_lease_end(&key, Some(after));
@@ -175,7 +177,7 @@ impl Queue {
     }
 
     /// Notifies the waiter that a hand-off made the holder.
-    fn deliver_grant(self: &Arc<Self>, id: String, grant: Grant) {
+    fn deliver_grant(self: &Arc<Self>, id: &Bson, grant: Grant) {
         let owner = &grant.owner;
         let reading = self.clock.reading();
         let until = reading.and_then(|reading| reading.local_end(grant.times()?, Moment::now()));
@@ -187,8 +189,8 @@ impl Queue {
             None => self.known.notify(owner),
         };
         if !is_known && !self.known.has_taken(owner) {
-            self.remove_unknown_waiter(id, owner.clone(), Some(grant));
-        } else if is_known && let Some(key) = self.key(&id) {
+            self.remove_unknown_waiter(id.clone(), owner.clone(), Some(grant));
+        } else if is_known && let Some(key) = self.key(id) {
             // The hand-off limits the liveness of this process to the lease. If it has other waiters for the name, a heartbeat
             // corrects that in time.
             self.known.set_lease_end(&key, Some(grant.hold / 2));
@@ -208,13 +210,14 @@ impl Queue {
         format!("{}{key}", self.prefix)
     }
 
-    fn key(&self, id: &str) -> Option<Key> {
-        id.strip_prefix(&self.prefix).and_then(|name| Key::new(name).ok())
+    fn key(&self, id: &Bson) -> Option<Key> {
+        shares::key(&self.prefix, id)
     }
 
     /// Removes a waiter that this process does not have: its position outlived it. `grant`: the grant that it got. (If the waiter
-    /// confirmed the hand-off in the meantime, and the event was late, this changes nothing.)
-    fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken, grant: Option<Grant>) {
+    /// confirmed the hand-off in the meantime, and the event was late, this changes nothing.) A share that was granted to it ends by itself.
+    fn remove_unknown_waiter(self: &Arc<Self>, id: Bson, owner: OwnerToken, grant: Option<Grant>) {
+        let Bson::String(id) = id else { return };
         let queue = self.clone();
         tokio::spawn(FutureExt::boxed(async move {
             let waited_for = match grant {
@@ -265,28 +268,31 @@ impl Queue {
         Ok(ended)
     }
 
-    /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
+    /// Sends a heartbeat for these names, in a task for the locks and one for the shared names. If it fails, wakes their waiters.
     fn send_heartbeat(self: &Arc<Self>, names: Vec<Key>) {
-        let queue = self.clone();
-        tokio::spawn(FutureExt::boxed(async move {
-            let outcome = tokio::time::timeout(queue.store_timeout, queue.heartbeat(&names)).await;
-            if !matches!(outcome, Ok(Ok(()))) {
-                // The waiters' own attempts report the failure, within their deadlines.
-                tracing::debug!(?outcome, "the heartbeat of the waiters failed");
-                names.iter().for_each(|key| queue.known.wake(key));
-            }
-        }));
+        let (shared, locks): (Vec<Key>, Vec<Key>) = names.into_iter().partition(Key::is_shared);
+        for names in [locks, shared].into_iter().filter(|names| !names.is_empty()) {
+            let queue = self.clone();
+            tokio::spawn(FutureExt::boxed(async move {
+                let outcome = tokio::time::timeout(queue.store_timeout, queue.heartbeat(&names)).await;
+                if !matches!(outcome, Ok(Ok(()))) {
+                    // The waiters' own attempts report the failure, within their deadlines.
+                    tracing::debug!(?outcome, "the heartbeat of the waiters failed");
+                    names.iter().for_each(|key| queue.known.wake(key));
+                }
+            }));
+        }
     }
 
+    /// Sends a heartbeat for locks, or for shared names.
     async fn heartbeat(self: &Arc<Self>, names: &[Key]) -> Outcome<()> {
-        let ids: Vec<String> = names.iter().map(|key| self.id(key)).collect();
+        let (steps, fields) = match names[0].is_shared() {
+            true => shares::heartbeat(&self.process),
+            false => pipelines::heartbeat(&self.process),
+        };
+        let ids: Vec<Bson> = names.iter().map(|key| shares::id(&self.prefix, key)).collect();
         let ours = pipelines::waited_for(&ids, &self.process);
-        let fields = pipelines::heartbeat_fields(&self.process);
-        let (locks, steps, all) = (
-            self.pool.locks(),
-            pipelines::heartbeat(&self.process),
-            doc! { "_id": { "$in": &ids } },
-        );
+        let (locks, all) = (self.pool.locks(), doc! { "_id": { "$in": &ids } });
         let is_one = names.len() == 1;
         let commands = || async move {
             if is_one {
@@ -301,12 +307,12 @@ impl Queue {
         };
         let (sent, found): (Moment, Vec<Document>) = self.pool.call(Class::Keep, commands).await?;
         found.first().into_iter().for_each(|first| self.clock.read(sent, first));
-        let found: HashMap<&str, &Document> = found
+        let found: HashMap<Key, &Document> = found
             .iter()
-            .filter_map(|document| Some((documents::id(document)?, document)))
+            .filter_map(|document| Some((self.key(document.get("_id")?)?, document)))
             .collect();
-        for (key, id) in names.iter().zip(&ids) {
-            match found.get(id.as_str()) {
+        for key in names {
+            match found.get(key) {
                 Some(document) => {
                     let present = pipelines::owners(document);
                     self.known

@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::expressions::{changed, entries, first, is_live, is_missing, literal, with};
+use super::expressions::{changed, entries, first, is, is_live, is_missing, is_not, literal, with};
 use super::hand_off::{self, Grant, hold};
+use super::shares::{HOLDERS, LIMIT, PERMITS, terms};
 use crate::engine::mongodb::documents::{self, from_now, millis};
 use crate::engine::mongodb::fields::{
     AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED,
@@ -48,16 +49,8 @@ fn replace_with(result: Document) -> Vec<Document> {
     ]
 }
 
-fn is(owner: &OwnerToken) -> Document {
-    doc! { "$eq": ["$$e.owner", literal(owner.as_str())] }
-}
-
-fn is_not(owner: &OwnerToken) -> Document {
-    doc! { "$ne": ["$$e.owner", literal(owner.as_str())] }
-}
-
 /// Returns the entries of a list that are live or expired less than [`EXPIRED_POSITION_KEPT`] ago.
-fn remembered(list: impl Into<Bson>) -> Bson {
+pub(super) fn remembered(list: impl Into<Bson>) -> Bson {
     let forgotten_by = doc! { "$subtract": ["$$NOW", millis(EXPIRED_POSITION_KEPT)] };
     entries(list, doc! { "$gt": ["$$e.until", forgotten_by] })
 }
@@ -68,7 +61,7 @@ fn queue_and_next(queue: Bson) -> Vec<(&'static str, Bson)> {
 }
 
 /// Returns a list in which the entries of a process are live from now on.
-fn alive(list: impl Into<Bson>, process: &str) -> Document {
+pub(super) fn alive(list: impl Into<Bson>, process: &str) -> Document {
     let of_process = doc! { "$eq": ["$$e.process", literal(process)] };
     changed(list, of_process, doc! { "until": from_now(WAITER_LIVENESS) })
 }
@@ -139,11 +132,12 @@ pub(crate) fn acquire(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Documen
 }
 
 /// Returns the queue with this waiter in it.
-fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
+pub(super) fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     let mut fresh = doc! {
         "until": from_now(WAITER_LIVENESS),
         "hold": millis(hold(claim.ttl)),
     };
+    fresh.extend(terms(claim));
     if let Some(holder) = holder(claim, waiter.takes_grants) {
         fresh.insert(HOLDER, doc! { "$literal": holder });
     }
@@ -190,6 +184,7 @@ pub(crate) fn enter<'c>(claims: impl Iterator<Item = &'c Claim>, waiter: &Waiter
         .zip(0_i64..)
         .map(|(claim, offset)| {
             let mut new = doc! { "owner": claim.owner.as_str(), "hold": millis(hold(claim.ttl)), "offset": offset };
+            new.extend(terms(claim));
             new.extend(holder(claim, waiter.takes_grants).map(|holder| (HOLDER.to_owned(), holder.into())));
             new
         })
@@ -197,6 +192,7 @@ pub(crate) fn enter<'c>(claims: impl Iterator<Item = &'c Claim>, waiter: &Waiter
     let is_new = doc! { "$and": [
         { "$not": [{ "$in": ["$$e.owner", "$$queue.owner"] }] },
         { "$ne": ["$$e.owner", format!("${OWNER}")] },
+        { "$not": [{ "$in": ["$$e.owner", { "$ifNull": [format!("${HOLDERS}.owner"), Vec::<Bson>::new()] }] }] },
     ] };
     let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
     let behind = doc! { "$add": [{ "$max": "$$queue.at" }, 1_i64] };
@@ -208,6 +204,8 @@ pub(crate) fn enter<'c>(claims: impl Iterator<Item = &'c Claim>, waiter: &Waiter
         "until": from_now(WAITER_LIVENESS),
         "hold": "$$e.hold",
         HOLDER: format!("$$e.{HOLDER}"),
+        PERMITS: format!("$$e.{PERMITS}"),
+        LIMIT: format!("$$e.{LIMIT}"),
     } } };
     let variables = vec![
         ("queue", alive(remembered(all()), waiter.process).into()),
@@ -246,7 +244,7 @@ fn ahead_of(number: Document) -> Document {
 }
 
 /// Returns the whole queue. A field of this name with other content counts as absent: another tool may have written it.
-fn all() -> Bson {
+pub(super) fn all() -> Bson {
     const TYPES: [(&str, &str); 5] = [
         ("owner", "string"),
         ("process", "string"),
@@ -347,12 +345,12 @@ pub(crate) fn narrowed(mut filter: Document, has_waiters: bool) -> Document {
 }
 
 /// Returns the filter of the documents of these names in whose queues the process has waiters.
-pub(crate) fn waited_for(ids: &[String], process: &str) -> Document {
+pub(crate) fn waited_for(ids: &[Bson], process: &str) -> Document {
     doc! { "_id": { "$in": ids }, format!("{QUEUE}.process"): process }
 }
 
-/// Returns the pipeline of a heartbeat: keeps all waiters of the process alive, and hands off the names that are free.
-pub(crate) fn heartbeat(process: &str) -> Vec<Document> {
+/// Returns the pipeline of a heartbeat, and its projection: keeps all waiters of the process alive, and hands off the names that are free.
+pub(crate) fn heartbeat(process: &str) -> (Vec<Document>, Document) {
     // Revive before the removal of old positions: the positions of the process stay, however long it was silent.
     let variables = queue_and_next(remembered(alive(all(), process)));
     let free = doc! { "$and": [documents::expired(), { "$not": [is_missing("$$next")] }] };
@@ -361,12 +359,12 @@ pub(crate) fn heartbeat(process: &str) -> Vec<Document> {
         hand_off::reserved("$$queue"),
         { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
     ] };
-    replace_with(with(variables, result))
+    (replace_with(with(variables, result)), heartbeat_fields(process))
 }
 
 /// Returns the projection of a heartbeat: the reservation or the grant, the end of the lease, the waiters of the process, and the
 /// number of waiters ahead of them.
-pub(crate) fn heartbeat_fields(process: &str) -> Document {
+pub(super) fn heartbeat_fields(process: &str) -> Document {
     let ours = entries(all(), doc! { "$eq": ["$$e.process", literal(process)] });
     let owners = doc! { "$map": { "input": ours.clone(), "as": "e", "in": "$$e.owner" } };
     let ahead = with(vec![("ours", ours)], ahead_of(doc! { "$min": "$$ours.at" }));

@@ -233,7 +233,8 @@ async fn events(engine: &MongodbEngine, stream: &mut ChangeStream<Document>, pro
     loop {
         let event = tokio::time::timeout(Duration::from_secs(10), stream.next()).await;
         let change = change_of(&event.expect("the last event").unwrap().unwrap(), process).unwrap();
-        if matches!(&change, Change::Check { id, after } if id.starts_with("last-") && after.as_millis() == 7) {
+        if matches!(&change, Change::Check { id, after } if id.as_str().unwrap().starts_with("last-") && after.as_millis() == 7)
+        {
             return events;
         }
         events.push(change);
@@ -287,11 +288,11 @@ async fn an_event_goes_only_to_the_process_that_it_is_for() {
         ours.locks().delete_one(doc! { "_id": "b" }).await.unwrap();
 
         let check = |ms| Change::Check {
-            id: "a".to_owned(),
+            id: "a".into(),
             after: Duration::from_millis(ms),
         };
         let handed_off = Change::HandedOff {
-            id: "a".to_owned(),
+            id: "a".into(),
             owner: next,
         };
         assert_eq!(

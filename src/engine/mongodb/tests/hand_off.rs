@@ -162,8 +162,8 @@ async fn a_late_event_releases_nothing_that_is_in_use() {
             drop(changes);
             let queue = theirs.queue.as_ref().unwrap();
             for _ in 0..3 {
-                let (id, grant) = ("n".to_owned(), grant.clone());
-                queue.deliver(Change::Granted { id, grant });
+                let (id, grants) = ("n".into(), vec![grant.clone()]);
+                queue.deliver(Change::Granted { id, grants });
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 assert_eq!(theirs.renew(&first, first.ttl).await.unwrap(), Renewed::Extended);
             }
@@ -442,8 +442,8 @@ async fn a_rolled_back_grant_is_not_taken() {
             assert_eq!(document(&ours, "n").await, None);
             if is_late {
                 let (_, grant) = Grant::parse(found.get_str(GRANTED).unwrap()).unwrap();
-                let id = "n".to_owned();
-                theirs.queue.as_ref().unwrap().deliver(Change::Granted { id, grant });
+                let (id, grants) = ("n".into(), vec![grant]);
+                theirs.queue.as_ref().unwrap().deliver(Change::Granted { id, grants });
                 notified(&mut changes).await;
             }
             assert_eq!(changes.take_hand_off(), None, "late: {is_late}");

@@ -1,5 +1,7 @@
 //! The queue on a replica set, beyond the contract.
 
+mod shares;
+
 use super::*;
 use crate::engine::contract::one_is_faster;
 use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
@@ -248,7 +250,7 @@ async fn a_late_event_of_a_confirmed_hand_off_changes_nothing() {
         let queue = theirs.queue.as_ref().unwrap();
         for _ in 0..3 {
             queue.deliver(Change::HandedOff {
-                id: "n".to_owned(),
+                id: "n".into(),
                 owner: first.owner.clone(),
             });
             tokio::time::sleep(Duration::from_millis(100)).await;
