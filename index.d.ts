@@ -147,6 +147,14 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
 
 /** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
 export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
+  /**
+   * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
+   * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
+   * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
+   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
+   * @default 1
+   */
+  maxLeaders?: number | undefined
   /** Ends the election like `stop()`. */
   signal?: SignalLike | undefined
   /**
@@ -172,7 +180,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
 /** The leadership that `fn` of `elect` gets. */
 export interface Leadership {
   readonly name: string
-  /** The fencing token: larger than that of every earlier leader. Pass it to what must refuse an earlier leader. */
+  /** The fencing token: larger than that of every earlier leader. With one leader, pass it to what must refuse an earlier leader. */
   readonly term: bigint
   /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
   readonly signal: Signal
@@ -729,7 +737,7 @@ export declare class Election implements AsyncDisposable {
   get done(): Promise<void>;
   /** Whether this candidate leads now, by the native clock. `false` from `resign()`, `stop()` and a loss on. */
   get isLeader(): boolean;
-  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while another one leads. */
+  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while this candidate waits. */
   get term(): bigint | null;
   /**
    * Ends the current leadership: aborts its `signal`, waits until `fn` has settled, and releases the lock. Then this candidate
@@ -905,7 +913,8 @@ export declare class LockService implements AsyncDisposable {
    * Takes part in the election of a leader. Waits in the queue of the name, without a limit and through outages of the store, calls `fn`
    * while this process leads, and waits again when `fn` has settled. `fn` should run until its `signal` aborts. A leader that ignores
    * the signal runs at the same time as its successor; a resource that refuses smaller values of `term` is safe. `close({ drainMs })`
-   * ends the election, and the next candidate leads as soon as `fn` has settled.
+   * ends the election, and the next candidate leads as soon as `fn` has settled. With `maxLeaders` several candidates lead at the same
+   * time.
    * @throws `LOCK_INVALID_ARGUMENT`
    *
    * @example

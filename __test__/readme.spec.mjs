@@ -84,7 +84,8 @@ const EXPECTED = [
     },
   ],
   ['docs/recipes/leader.md', 'runNextTask', ...does('tasks', 1)],
-  ['docs/recipes/leader.md', 'locks.watch', {}, ({ stdout }) => assert.match(stdout, /process \d+ leads\n$/)],
+  ['docs/recipes/leader.md', 'maxLeaders', ...prints('3\n')],
+  ['docs/recipes/leader.md', 'locks.watch(', {}, ({ stdout }) => assert.match(stdout, /process \d+ leads\n$/)],
   [
     'docs/recipes/payment.md',
     'async function pay',

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { it } from 'node:test'
 import { KINDS, suite } from './stores.mjs'
-import { rejects, wrong } from './tools.mjs'
+import { rejects, until, wrong } from './tools.mjs'
 
 const symbol = 'a symbol, bigint or external'
 /** Values that are no whole number from 1 to 1048576, and how a message shows them. */
@@ -119,6 +119,28 @@ suite('memory', 'bad input of semaphores and read/write locks', (test) => {
     assert.equal(await meant(a.semaphore('n', 5).acquire(wrong({ ttl: 5 }))), 'ttlMs')
   })
 
+  test('maxLeaders of elect is a whole number, and 1 is a lock', async (store) => {
+    const a = await store.connect()
+    const rule = 'maxLeaders must be a whole number from 1 to 1048576, got'
+    for (const [maxLeaders, shown] of [...noNumber, [{ limit: 5 }, 'an object']]) {
+      throws(() => a.elect('n', wrong({ maxLeaders }), () => {}), `${rule} ${shown}`)
+    }
+    for (const word of ['limit', 'count', 'leaders']) {
+      throws(() => a.elect('n', wrong({ [word]: 3 }), () => {}), /\(did you mean maxLeaders\?\), got/)
+    }
+    for (const maxLeaders of [undefined, 1]) {
+      const election = a.elect(
+        'n',
+        { maxLeaders },
+        ({ signal }) => new Promise((resolve) => (signal.onabort = resolve)),
+      )
+      await until('a leader', () => election.isLeader)
+      assert.equal((await a.inspect('n'))?.fencingToken, election.term)
+      assert.equal((await a.semaphore('n', 5).inspect()).used, 0)
+      await election.stop()
+    }
+  })
+
   test('numbers at the limits are accepted', async (store) => {
     const a = await store.connect()
     for (const [limit, permits] of [
@@ -161,6 +183,7 @@ for (const kind of ['redis-quorum', 'mongodb']) {
           () => semaphore.forceRelease(),
           () => read.acquire({ onStoreError: 'wait' }),
           () => write.acquire({ waitMs: Infinity }),
+          () => a.elect('n', { maxLeaders: 3, restart: true }, () => assert.fail('it leads')).done,
           inspect,
           forceRelease,
         ]

@@ -17,7 +17,7 @@ export const EXECUTE = ['name', 'ttlSeconds', ...ACQUIRE]
 /** @internal The options of `oncePer`. */
 export const ONCE = ['periodMs', ...ACQUIRE.filter((name) => name !== 'minHoldMs')]
 /** @internal The options of `elect`. */
-export const ELECT = ['ttlMs', 'stallLimitMs', 'metadata', 'signal', 'restart', 'onError', 'unref']
+export const ELECT = ['ttlMs', 'stallLimitMs', 'metadata', 'maxLeaders', 'signal', 'restart', 'onError', 'unref']
 /** @internal A service's defaults of these options do not apply to `elect` and `oncePer`: they end a leadership, and set a period. */
 export const UNLIMITED = { minHoldMs: 0, maxHoldMs: Infinity }
 /** @internal The options of `watch`. */
@@ -35,6 +35,7 @@ const ALIASES: Record<string, readonly string[]> = {
   ttlMs: ['ttl', 'ttlms', 'ttlseconds', 'duration', 'expiry', 'expire', 'expires', 'lease', 'leasetime', 'locktimeout'],
   limit: ['limit', 'maxconcurrent', 'concurrency', 'maxcount', 'count', 'max'],
   permits: ['permits', 'n', 'weight', 'tokens'],
+  maxLeaders: ['leaders', 'limit', 'count'],
   renew: ['autoextend', 'extend', 'refresh', 'refreshinterval', 'automaticextensionthreshold'],
   keyPrefix: ['prefix', 'namespace'],
   url: ['uri', 'target', 'connectionstring'],
@@ -125,8 +126,8 @@ function wholeNumber(argument: string, value: unknown, most: number, shown = Str
   throw invalid(argument, `must be a whole number from 1 to ${shown}`, describe(value) + hint)
 }
 
-/** @internal Checks the limit of a semaphore. */
-export const limitOf = (value: unknown): number => wholeNumber('limit', value, MAX_PERMITS)
+/** @internal Checks the limit of a semaphore, or of the leaders of an election. */
+export const limitOf = (value: unknown, argument = 'limit'): number => wholeNumber(argument, value, MAX_PERMITS)
 
 function metadataOf(value: unknown): string {
   const rule = 'must be a value that JSON can represent'

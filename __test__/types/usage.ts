@@ -330,6 +330,7 @@ export async function elections(locks: LockService) {
   const options: ElectOptions = {
     ttlMs: '10s',
     metadata: {},
+    maxLeaders: 3,
     signal,
     restart: true,
     onError: (error: unknown) => void error,
