@@ -100,6 +100,18 @@ export interface PermitOptions extends AcquireOptions {
   permits?: number | undefined
 }
 
+/** The options of `using` of a semaphore: those of its other calls, and a job without a permit during an outage. */
+export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> {
+  /**
+   * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
+   * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
+   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
+   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined
+}
+
 /** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
 export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
@@ -600,7 +612,10 @@ export declare class Lock implements AsyncDisposable {
   get name(): string;
   /** All names in the order of the call, without duplicates. */
   get names(): string[];
-  /** The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. */
+  /**
+   * The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. 0 for a job that runs without
+   * a permit (`onStoreError: 'run'`).
+   */
   get permits(): number;
   /** The owner token: 32 random hexadecimal digits, new for each acquisition and each `restore()`. */
   get token(): string;
@@ -669,7 +684,7 @@ export declare class Lock implements AsyncDisposable {
 }
 
 /** The calls of a `LockService` on one fixed name: those of a semaphore, or of one side of a read/write lock. They may be detached. */
-export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
+export interface NamedLock<O = AcquireOptions, U = O> {
   readonly name: string;
   /**
    * Acquires like `LockService.acquire`, and waits in the queue of the name: strictly first come, first served.
@@ -685,7 +700,7 @@ export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
    * Acquires like `acquire`, calls `fn`, and releases, like `LockService.using`.
    * @throws as `LockService.using`
    */
-  using<T>(options: O | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
+  using<T>(options: U | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   using<T>(fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   /**
    * Calls `fn` like `LockService.tryUsing`. `holder` is the holder whose lease ends first.
@@ -698,7 +713,7 @@ export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
  * A limit on concurrency over all processes: at most `limit` permits are in use. It has no state: create one for each call, or keep one.
  * `LockService.semaphore` returns it.
  */
-export interface Semaphore extends NamedLock<PermitOptions> {
+export interface Semaphore extends NamedLock<PermitOptions, PermitUsingOptions> {
   readonly limit: number;
   /** Reads the holders of permits. */
   inspect(): Promise<SharedInfo>;

@@ -51,13 +51,10 @@ const EXPECTED = [
   ['docs/stores/redis-quorum.md', 'const quorum', ...prints('true\n')],
   ['docs/stores/memory.md', 'one.acquire', ...prints('null\n')],
   ['docs/fencing.md', 'accounts.updateOne', ...does('balance', 90)],
-  [
-    'docs/semaphores.md',
-    'model-calls',
-    ...prints("[ 'answer to a', 'answer to b', 'answer to c', 'answer to d' ] 2\n"),
-  ],
+  ['docs/semaphores.md', 'answer to', ...prints("[ 'answer to a', 'answer to b', 'answer to c', 'answer to d' ] 2\n")],
   ['docs/semaphores.md', 'large.permits', ...prints('10 null\n')],
   ['docs/semaphores.md', 'deployment', ...prints('null 1\n')],
+  ['docs/semaphores.md', "onStoreError: 'run'", ...prints('with a permit\n')],
   ['docs/semaphores.md', 'forceRelease()', ...prints('2 5 0 2 { job: 7 }\ntrue false\n')],
   ['docs/read-write-locks.md', 'imported', ...prints("[ 'report 1', 'report 2', 'report 3' ] imported\n")],
   [

@@ -175,10 +175,15 @@ export interface Request {
   renew: boolean | undefined
   more: AcquireRecord | undefined
   signal: SignalLike | undefined
+  /** Whether the job runs without a permit when the store fails. */
+  runsAnyway?: boolean
 }
 
-/** @internal Checks the options of an acquisition. `renews`: the default of `renew`. `side`: it acquires a share of a shared name. */
-export function requestOf(options: Fields | undefined, renews: boolean, side?: Side): Request {
+/**
+ * @internal Checks the options of an acquisition. `renews`: the default of `renew`. `side`: it acquires a share of a shared name.
+ * `mayRun`: `onStoreError` may be `'run'`.
+ */
+export function requestOf(options: Fields | undefined, renews: boolean, side?: Side, mayRun = false): Request {
   const request: Request = { ttlMs: NaN, waitMs: NaN, renew: undefined, more: undefined, signal: undefined }
   if (side) request.more = { share: shareOf(side, options?.['permits']) }
   if (options === undefined) return request
@@ -205,7 +210,11 @@ export function requestOf(options: Fields | undefined, renews: boolean, side?: S
   if ((value = options['stallLimitMs']) !== undefined) more.stallLimitMs = positiveMs('stallLimitMs', value)
   if ((value = options['minHoldMs']) !== undefined) more.minHoldMs = spanMs('minHoldMs', value)
   if ((value = options['onStoreError']) !== undefined) {
-    if (value !== 'fail' && value !== 'wait') throw invalid('onStoreError', "must be 'fail' or 'wait'", describe(value))
+    if (value === 'run' && mayRun) request.runsAnyway = true
+    else if (value !== 'fail' && value !== 'wait') {
+      const hint = value === 'run' ? " ('run' is only for using of a semaphore)" : ''
+      throw invalid('onStoreError', `must be 'fail' or 'wait'${mayRun ? " or 'run'" : hint}`, describe(value))
+    }
     more.waitsForStore = value === 'wait'
   }
   if ((value = options['metadata']) !== undefined && value !== null) more.metadata = metadataOf(value)

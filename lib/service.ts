@@ -117,6 +117,7 @@ export class LockService implements AsyncDisposable {
         native: service,
         prefix: '',
         jobs: { running: 0 },
+        outage: { isWarned: false },
         elections: new Set(),
         watches: new Map(),
         renews: defaults.renew ?? true,

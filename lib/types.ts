@@ -100,6 +100,18 @@ export interface PermitOptions extends AcquireOptions {
   permits?: number | undefined
 }
 
+/** The options of `using` of a semaphore: those of its other calls, and a job without a permit during an outage. */
+export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> {
+  /**
+   * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
+   * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
+   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
+   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined
+}
+
 /** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
 export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */

@@ -1,6 +1,6 @@
 import type { DynamicModule, FactoryProvider, ModuleMetadata } from '@nestjs/common';
 import { LockService } from 'holdfast';
-import type { AcquireOptions, ConnectOptions, Duration, Lock, OncePerOptions, Target } from 'holdfast';
+import type { ConnectOptions, Duration, Lock, OncePerOptions, PermitUsingOptions, Target } from 'holdfast';
 import 'reflect-metadata';
 /** The options of `HoldfastModule.forRoot`: those of `LockService.connect`, and how the service is closed. */
 export interface HoldfastModuleOptions extends ConnectOptions {
@@ -18,7 +18,7 @@ export interface HoldfastModuleAsyncOptions extends Pick<ModuleMetadata, 'import
     useFactory: (...args: any[]) => HoldfastModuleOptions | Promise<HoldfastModuleOptions>;
 }
 /** The options of `@Locked`. */
-export interface LockedOptions extends AcquireOptions {
+export interface LockedOptions extends PermitUsingOptions {
     /**
      * What a call does when the name is still busy after `waitMs`: `throw` rejects with `LOCK_TIMEOUT`; `skip` resolves to `undefined`
      * without a call of the method. Default: `throw`, which waits for `waitMs` (10 s); with `skip`, `waitMs` is 0.
@@ -28,6 +28,8 @@ export interface LockedOptions extends AcquireOptions {
     limit?: number | undefined;
     /** With `limit`: the number of permits of each call. Default: 1 */
     permits?: number | undefined;
+    /** As for `using`; `run` is only for `limit`, and not with `ifBusy: 'skip'`. Default: `fail` */
+    onStoreError?: 'fail' | 'wait' | 'run' | undefined;
     /** The method runs as a reader or as a writer of the read/write lock of the name, instead of under a lock. For one name. */
     mode?: 'read' | 'write' | undefined;
 }

@@ -60,6 +60,7 @@ function Locked(name, options = {}) {
         const { using, tryUsing } = callsOf(locks, names, limit, mode);
         if (ifBusy === 'throw')
             return using(acquire, job);
+        // The service rejects an `onStoreError` that is not for this call.
         const attempt = await tryUsing(acquire, job);
         return attempt.ran ? attempt.value : undefined;
     });

@@ -3,12 +3,13 @@ import { Inject, Injectable, Module } from '@nestjs/common'
 import type { DynamicModule, FactoryProvider, ModuleMetadata, OnApplicationShutdown, Provider } from '@nestjs/common'
 import { LockService } from 'holdfast'
 import type {
-  AcquireOptions,
   ConnectOptions,
   Duration,
   Lock,
   LockError,
   OncePerOptions,
+  PermitOptions,
+  PermitUsingOptions,
   Semaphore,
   Target,
 } from 'holdfast'
@@ -32,7 +33,7 @@ export interface HoldfastModuleAsyncOptions extends Pick<ModuleMetadata, 'import
 }
 
 /** The options of `@Locked`. */
-export interface LockedOptions extends AcquireOptions {
+export interface LockedOptions extends PermitUsingOptions {
   /**
    * What a call does when the name is still busy after `waitMs`: `throw` rejects with `LOCK_TIMEOUT`; `skip` resolves to `undefined`
    * without a call of the method. Default: `throw`, which waits for `waitMs` (10 s); with `skip`, `waitMs` is 0.
@@ -42,6 +43,8 @@ export interface LockedOptions extends AcquireOptions {
   limit?: number | undefined
   /** With `limit`: the number of permits of each call. Default: 1 */
   permits?: number | undefined
+  /** As for `using`; `run` is only for `limit`, and not with `ifBusy: 'skip'`. Default: `fail` */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined
   /** The method runs as a reader or as a writer of the read/write lock of the name, instead of under a lock. For one name. */
   mode?: 'read' | 'write' | undefined
 }
@@ -93,7 +96,8 @@ export function Locked<A extends any[]>(
     const names = typeof name === 'function' ? name(...(args as A)) : name
     const { using, tryUsing } = callsOf(locks, names, limit, mode)
     if (ifBusy === 'throw') return using(acquire, job)
-    const attempt = await tryUsing(acquire, job)
+    // The service rejects an `onStoreError` that is not for this call.
+    const attempt = await tryUsing(acquire as PermitOptions, job)
     return attempt.ran ? attempt.value : undefined
   })
 }
