@@ -125,6 +125,22 @@ const EXPECTED = [
     { times: 2 },
     ({ stdout }) => assert.equal(stdout, '1 0\n1 0\n'),
   ],
+  ['docs/from/bottleneck.md', 'partner', ...prints('report 1 0\n')],
+  ['docs/from/async-mutex.md', 'makeReport', ...prints('report 1\n')],
+  [
+    'docs/recipes/model-calls.md',
+    'Promise.all',
+    {},
+    ({ did }) => assert.deepEqual([did.calls, did.mostCalls], [20, 5]),
+  ],
+  ['docs/recipes/model-calls.md', 'tryUsing', ...prints('answer of the large model\n')],
+  ['docs/recipes/model-calls.md', 'estimated', ...does('calls', 1)],
+  [
+    'docs/recipes/readers-and-migration.md',
+    'pending()',
+    {},
+    ({ did }) => assert.deepEqual([did.makeReport, did.migrated], [3, ['001', '002']]),
+  ],
   ['docs/from/shedlock.md', "'14m'", ...prints('done\n')],
 ]
 const expectationsOf = ({ document, code }) =>
@@ -136,7 +152,7 @@ const compiled = new Map()
 before(async () => {
   installDependencies('bench')
   project = new Project()
-  project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core')
+  project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core', 'async-mutex')
   project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata', 'pg', 'knex', 'mysql2', 'typeorm')
   project.alsoHas('.', '@nestjs/common', '@nestjs/core', '@nestjs/schedule')
   const typed = blocks.filter(({ language }) => language === 'ts')
