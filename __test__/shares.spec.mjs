@@ -263,6 +263,7 @@ describe('onStoreError: run', () => {
     const reason = await rejects(locks.ping(), 'LOCK_STORE')
     assert.equal(await rejection(semaphore.using({ ...run, signal: AbortSignal.abort(reason) }, () => {})), reason)
     assert.equal(locks.stats().held, 0)
+    assert.equal(warnings.length, 1)
 
     rmSync(own)
     mkdirSync(own)
