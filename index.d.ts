@@ -100,6 +100,18 @@ export interface PermitOptions extends AcquireOptions {
   permits?: number | undefined
 }
 
+/** The options of `using` of a semaphore: those of its other calls, and a job without a permit during an outage. */
+export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> {
+  /**
+   * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
+   * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
+   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
+   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined
+}
+
 /** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
 export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
@@ -147,6 +159,14 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
 
 /** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
 export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
+  /**
+   * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
+   * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
+   * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
+   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
+   * @default 1
+   */
+  maxLeaders?: number | undefined
   /** Ends the election like `stop()`. */
   signal?: SignalLike | undefined
   /**
@@ -172,7 +192,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
 /** The leadership that `fn` of `elect` gets. */
 export interface Leadership {
   readonly name: string
-  /** The fencing token: larger than that of every earlier leader. Pass it to what must refuse an earlier leader. */
+  /** The fencing token: larger than that of every earlier leader. With one leader, pass it to what must refuse an earlier leader. */
   readonly term: bigint
   /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
   readonly signal: Signal
@@ -592,7 +612,10 @@ export declare class Lock implements AsyncDisposable {
   get name(): string;
   /** All names in the order of the call, without duplicates. */
   get names(): string[];
-  /** The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. */
+  /**
+   * The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. 0 for a job that runs without
+   * a permit (`onStoreError: 'run'`).
+   */
   get permits(): number;
   /** The owner token: 32 random hexadecimal digits, new for each acquisition and each `restore()`. */
   get token(): string;
@@ -661,7 +684,7 @@ export declare class Lock implements AsyncDisposable {
 }
 
 /** The calls of a `LockService` on one fixed name: those of a semaphore, or of one side of a read/write lock. They may be detached. */
-export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
+export interface NamedLock<O = AcquireOptions, U = O> {
   readonly name: string;
   /**
    * Acquires like `LockService.acquire`, and waits in the queue of the name: strictly first come, first served.
@@ -677,7 +700,7 @@ export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
    * Acquires like `acquire`, calls `fn`, and releases, like `LockService.using`.
    * @throws as `LockService.using`
    */
-  using<T>(options: O | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
+  using<T>(options: U | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   using<T>(fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   /**
    * Calls `fn` like `LockService.tryUsing`. `holder` is the holder whose lease ends first.
@@ -690,7 +713,7 @@ export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
  * A limit on concurrency over all processes: at most `limit` permits are in use. It has no state: create one for each call, or keep one.
  * `LockService.semaphore` returns it.
  */
-export interface Semaphore extends NamedLock<PermitOptions> {
+export interface Semaphore extends NamedLock<PermitOptions, PermitUsingOptions> {
   readonly limit: number;
   /** Reads the holders of permits. */
   inspect(): Promise<SharedInfo>;
@@ -729,7 +752,7 @@ export declare class Election implements AsyncDisposable {
   get done(): Promise<void>;
   /** Whether this candidate leads now, by the native clock. `false` from `resign()`, `stop()` and a loss on. */
   get isLeader(): boolean;
-  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while another one leads. */
+  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while this candidate waits. */
   get term(): bigint | null;
   /**
    * Ends the current leadership: aborts its `signal`, waits until `fn` has settled, and releases the lock. Then this candidate
@@ -905,7 +928,8 @@ export declare class LockService implements AsyncDisposable {
    * Takes part in the election of a leader. Waits in the queue of the name, without a limit and through outages of the store, calls `fn`
    * while this process leads, and waits again when `fn` has settled. `fn` should run until its `signal` aborts. A leader that ignores
    * the signal runs at the same time as its successor; a resource that refuses smaller values of `term` is safe. `close({ drainMs })`
-   * ends the election, and the next candidate leads as soon as `fn` has settled.
+   * ends the election, and the next candidate leads as soon as `fn` has settled. With `maxLeaders` several candidates lead at the same
+   * time.
    * @throws `LOCK_INVALID_ARGUMENT`
    *
    * @example

@@ -204,6 +204,23 @@ describe('holdfast', { concurrency: 4 }, () => {
         ['run', '--once-per', '1h', '--min-hold', '2h', 'n', '--', 'true'],
         '--min-hold and --once-per exclude each other',
       ],
+      [['run', '--limit', '1.5', 'n', '--', 'true'], '--limit must be a whole number, got "1.5"'],
+      [['run', '--limit', '', 'n', '--', 'true'], '--limit must be a whole number, got ""'],
+      [['run', '--limit', '0', 'n', '--', 'true'], 'limit must be a whole number from 1 to 1048576, got 0'],
+      [
+        ['run', '--limit', '2', '--permits', '3', 'n', '--', 'true'],
+        'permits must be a whole number from 1 to the limit',
+      ],
+      [['run', '--limit', '2', '--permits', '-1', 'n', '--', 'true'], '--permits'],
+      [['run', '--permits', '2', 'n', '--', 'true'], '--permits needs --limit'],
+      [['run', '--permits', '2', '--read', 'n', '--', 'true'], '--permits needs --limit'],
+      [['run', '--read', '--write', 'n', '--', 'true'], '--read and --write exclude each other'],
+      [['run', '--limit', '2', '--write', 'n', '--', 'true'], '--limit and --write exclude each other'],
+      [['run', '--read', '--once-per', '1h', 'n', '--', 'true'], '--read and --once-per exclude each other'],
+      [['run', '--limit', '2', 'a', 'b', '--', 'true'], 'expected one name, got "a", "b"'],
+      [['inspect', '--shared', 'a', 'b'], 'expected one name'],
+      [['top', '--shared'], 'expected one name'],
+      [['release', '--shared', 'n'], '--force is missing'],
       [['run', '--nope', 'n', '--', 'true'], '--nope'],
       [['run', 'n'.repeat(600), '--', 'true'], 'name '],
       [['inspect'], 'expected one name'],
@@ -411,6 +428,8 @@ describe('holdfast', { concurrency: 4 }, () => {
     )
     assert.deepEqual(bash('in'), ['inspect'])
     assert.deepEqual(bash('list', '--j'), ['--json'])
+    assert.deepEqual(bash('top', '--sh'), ['--shared'])
+    assert.deepEqual(bash('run', '--p'), ['--permits'])
     assert.deepEqual(bash('run', '--k'), ['--kill-after', '--key-prefix', '--key-file'])
     assert.match(
       execFileSync('bash', ['-c', `source '${folder}/completion.bash'; complete -p holdfast`], { encoding: 'utf8' }),

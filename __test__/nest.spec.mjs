@@ -64,6 +64,34 @@ describe('holdfast-nest', () => {
     assert.equal(app.did.charged, 1)
   })
 
+  describe('semaphores and read/write locks', () => {
+    // In memory: two instances of one process.
+    /** @type {any[]} */
+    let both
+    before(async () => (both = await Promise.all(['', ''].map(() => app.start('memory:nest')))))
+    after(() => Promise.all(both.map(({ app }) => app.close())))
+
+    test('@Locked with limit: no more calls run at the same time, in all instances', async () => {
+      app.did.mostRunning = 0
+      const payments = both.map((instance) => part(instance, app.Payments))
+      const calls = Array.from({ length: 20 }, (_, i) => payments[i % 2].ask('models'))
+      assert.equal(await payments[0].askAlone('models'), undefined)
+      assert.deepEqual([...new Set(await Promise.all(calls))], [1])
+      assert.equal(app.did.mostRunning, 3)
+      assert.equal(await payments[0].askAlone('models'), 3)
+      await assert.rejects(payments[0].askWith(['a', 'b']), /@Locked: limit needs one name/)
+    })
+
+    test('@Locked with mode: readers run at the same time, a writer alone', async () => {
+      const [one, two] = both.map((instance) => part(instance, app.Payments))
+      const done = async () => 'done'
+      const inside = await one.report(async () => [await two.report(done), await two.importAll(done)])
+      assert.deepEqual(inside, ['done', undefined])
+      assert.deepEqual(await one.importAll(() => two.report(done)), undefined)
+      assert.equal(await two.importAll(done), 'done')
+    })
+  })
+
   test('@OncePer: the method runs once per period, and again at once after an error', async () => {
     const send = (instance) => part(instance, app.Reports).send()
     const results = await Promise.all(instances.map(send))
@@ -94,6 +122,9 @@ describe('holdfast-nest', () => {
     assert.throws(() => Locked('x')({}, 'field', { value: 1 }), /@Locked must decorate a method of an instance: field/)
     assert.throws(() => Locked('x')(class {}, 'still', { value() {} }), /must decorate a method of an instance: still/)
     assert.throws(() => Locked('x', { ifBusy: 'Throw' }), /ifBusy must be 'throw' or 'skip', not Throw/)
+    assert.throws(() => Locked('x', { mode: 'Read' }), /mode must be 'read' or 'write', not Read/)
+    assert.throws(() => Locked('x', { mode: 'read', limit: 5 }), /limit and mode exclude each other/)
+    assert.throws(() => Locked('x', { permits: 5 }), /permits needs limit/)
   })
 
   test('a method whose result is no promise is rejected', async () => {

@@ -51,13 +51,10 @@ const EXPECTED = [
   ['docs/stores/redis-quorum.md', 'const quorum', ...prints('true\n')],
   ['docs/stores/memory.md', 'one.acquire', ...prints('null\n')],
   ['docs/fencing.md', 'accounts.updateOne', ...does('balance', 90)],
-  [
-    'docs/semaphores.md',
-    'model-calls',
-    ...prints("[ 'answer to a', 'answer to b', 'answer to c', 'answer to d' ] 2\n"),
-  ],
+  ['docs/semaphores.md', 'answer to', ...prints("[ 'answer to a', 'answer to b', 'answer to c', 'answer to d' ] 2\n")],
   ['docs/semaphores.md', 'large.permits', ...prints('10 null\n')],
   ['docs/semaphores.md', 'deployment', ...prints('null 1\n')],
+  ['docs/semaphores.md', "onStoreError: 'run'", ...prints('with a permit\n')],
   ['docs/semaphores.md', 'forceRelease()', ...prints('2 5 0 2 { job: 7 }\ntrue false\n')],
   ['docs/read-write-locks.md', 'imported', ...prints("[ 'report 1', 'report 2', 'report 3' ] imported\n")],
   [
@@ -84,7 +81,8 @@ const EXPECTED = [
     },
   ],
   ['docs/recipes/leader.md', 'runNextTask', ...does('tasks', 1)],
-  ['docs/recipes/leader.md', 'locks.watch', {}, ({ stdout }) => assert.match(stdout, /process \d+ leads\n$/)],
+  ['docs/recipes/leader.md', 'maxLeaders', ...prints('3\n')],
+  ['docs/recipes/leader.md', 'locks.watch(', {}, ({ stdout }) => assert.match(stdout, /process \d+ leads\n$/)],
   [
     'docs/recipes/payment.md',
     'async function pay',
@@ -127,6 +125,22 @@ const EXPECTED = [
     { times: 2 },
     ({ stdout }) => assert.equal(stdout, '1 0\n1 0\n'),
   ],
+  ['docs/from/bottleneck.md', 'partner', ...prints('report 1 0\n')],
+  ['docs/from/async-mutex.md', 'makeReport', ...prints('report 1\n')],
+  [
+    'docs/recipes/model-calls.md',
+    'Promise.all',
+    {},
+    ({ did }) => assert.deepEqual([did.calls, did.mostCalls], [20, 5]),
+  ],
+  ['docs/recipes/model-calls.md', 'tryUsing', ...prints('answer of the large model\n')],
+  ['docs/recipes/model-calls.md', 'estimated', ...does('calls', 1)],
+  [
+    'docs/recipes/readers-and-migration.md',
+    'pending()',
+    {},
+    ({ did }) => assert.deepEqual([did.makeReport, did.migrated], [3, ['001', '002']]),
+  ],
   ['docs/from/shedlock.md', "'14m'", ...prints('done\n')],
 ]
 const expectationsOf = ({ document, code }) =>
@@ -138,7 +152,7 @@ const compiled = new Map()
 before(async () => {
   installDependencies('bench')
   project = new Project()
-  project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core')
+  project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core', 'async-mutex')
   project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata', 'pg', 'knex', 'mysql2', 'typeorm')
   project.alsoHas('.', '@nestjs/common', '@nestjs/core', '@nestjs/schedule')
   const typed = blocks.filter(({ language }) => language === 'ts')

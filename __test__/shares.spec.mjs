@@ -1,8 +1,12 @@
 // Semaphores and read/write locks: bad input, and the stores that have none.
 import assert from 'node:assert/strict'
-import { it } from 'node:test'
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { describe, it } from 'node:test'
+import { LockService } from '../index.js'
 import { KINDS, suite } from './stores.mjs'
-import { rejects, wrong } from './tools.mjs'
+import { rejection, rejects, until, wrong } from './tools.mjs'
 
 const symbol = 'a symbol, bigint or external'
 /** Values that are no whole number from 1 to 1048576, and how a message shows them. */
@@ -119,6 +123,28 @@ suite('memory', 'bad input of semaphores and read/write locks', (test) => {
     assert.equal(await meant(a.semaphore('n', 5).acquire(wrong({ ttl: 5 }))), 'ttlMs')
   })
 
+  test('maxLeaders of elect is a whole number, and 1 is a lock', async (store) => {
+    const a = await store.connect()
+    const rule = 'maxLeaders must be a whole number from 1 to 1048576, got'
+    for (const [maxLeaders, shown] of [...noNumber, [{ limit: 5 }, 'an object']]) {
+      throws(() => a.elect('n', wrong({ maxLeaders }), () => {}), `${rule} ${shown}`)
+    }
+    for (const word of ['limit', 'count', 'leaders']) {
+      throws(() => a.elect('n', wrong({ [word]: 3 }), () => {}), /\(did you mean maxLeaders\?\), got/)
+    }
+    for (const maxLeaders of [undefined, 1]) {
+      const election = a.elect(
+        'n',
+        { maxLeaders },
+        ({ signal }) => new Promise((resolve) => (signal.onabort = resolve)),
+      )
+      await until('a leader', () => election.isLeader)
+      assert.equal((await a.inspect('n'))?.fencingToken, election.term)
+      assert.equal((await a.semaphore('n', 5).inspect()).used, 0)
+      await election.stop()
+    }
+  })
+
   test('numbers at the limits are accepted', async (store) => {
     const a = await store.connect()
     for (const [limit, permits] of [
@@ -145,6 +171,111 @@ suite('memory', 'bad input of semaphores and read/write locks', (test) => {
   })
 })
 
+describe('onStoreError: run', () => {
+  const run = /** @type {const} */ ({ onStoreError: 'run' })
+
+  it('is only for using of a semaphore', async () => {
+    const locks = await LockService.connect('memory:')
+    const [semaphore, { read, write }] = [locks.semaphore('n', 5), locks.readWriteLock('n')]
+    const never = () => assert.fail('fn was called')
+    for (const call of [
+      semaphore.acquire(wrong(run)),
+      semaphore.tryAcquire(wrong(run)),
+      semaphore.tryUsing(wrong(run), never),
+      read.using(wrong(run), never),
+      write.acquire(wrong(run)),
+      locks.using('n', wrong(run), never),
+      locks.acquire('n', wrong(run)),
+      locks.oncePer('n', wrong({ periodMs: 5, ...run }), never),
+      LockService.connect('memory:', { defaults: wrong(run) }),
+    ]) {
+      const { message } = await rejects(call, 'LOCK_INVALID_ARGUMENT')
+      assert.match(
+        message,
+        /onStoreError must be 'fail' or 'wait' \('run' is only for using of a semaphore\), got "run"$/,
+      )
+    }
+    const { message } = await rejects(semaphore.using(wrong({ onStoreError: 'Run' }), never), 'LOCK_INVALID_ARGUMENT')
+    assert.equal(message, `onStoreError must be 'fail' or 'wait' or 'run', got "Run"`)
+    await semaphore.using(run, async (lock) => {
+      assert.deepEqual([lock.isHeld, lock.permits], [true, 1])
+      // A busy semaphore is no error of the store.
+      await rejects(locks.semaphore('n', 1).using({ ...run, waitMs: 0 }, never), 'LOCK_TIMEOUT')
+    })
+    await locks.close()
+    await rejects(semaphore.using(run, never), 'LOCK_CLOSED')
+  })
+
+  it('a job runs without a permit while the store fails, with one warning per outage', async (t) => {
+    const folder = mkdtempSync(join(tmpdir(), 'holdfast-run-'))
+    const own = join(folder, 'own')
+    const breaks = () => {
+      rmSync(own, { recursive: true, force: true })
+      writeFileSync(own, '')
+    }
+    /** @type {Error[]} */
+    const warnings = []
+    const collect = (/** @type {Error & { code?: string }} */ warning) => {
+      if (warning.code === 'HOLDFAST_NO_PERMIT') warnings.push(warning)
+    }
+    process.on('warning', collect)
+    breaks()
+    const locks = await LockService.connect(`sqlite:${join(own, 'locks.sqlite')}`, { lazy: true, storeTimeoutMs: 1000 })
+    t.after(async () => {
+      process.off('warning', collect)
+      await locks.close()
+      rmSync(folder, { recursive: true, force: true })
+    })
+    const semaphore = locks.semaphore('models', 5)
+    const warned = (/** @type {number} */ count) => until(`${count} warnings`, () => warnings.length === count)
+
+    const result = await semaphore.using({ ...run, permits: 2 }, async (lock) => {
+      assert.deepEqual([lock.isHeld, lock.permits, lock.remainingMs, lock.fencingToken], [false, 0, 0, 0n])
+      assert.deepEqual([lock.name, lock.names, lock.token, lock.signal.aborted], ['models', ['models'], '', false])
+      assert.equal(JSON.parse(JSON.stringify(lock)).isHeld, false)
+      await rejects(lock.extend(1000), 'LOCK_LOST', {
+        message: 'the lock "models" is lost: the job runs without a permit',
+      })
+      assert.throws(() => lock.transferable(), { code: 'LOCK_INVALID_ARGUMENT' })
+      return [await lock.release(), 'ran']
+    })
+    assert.deepEqual(result, [false, 'ran'])
+    const thrown = new Error('from fn')
+    assert.equal(
+      await rejection(
+        locks
+          .withPrefix('p:')
+          .semaphore('models', 5)
+          .using(run, () => Promise.reject(thrown)),
+      ),
+      thrown,
+    )
+    await warned(1)
+    assert.match(
+      warnings[0].message,
+      /^a job of the semaphore "models" runs without a permit \(until the store answers, .*\): ./,
+    )
+    await rejects(
+      semaphore.using(() => assert.fail('fn was called')),
+      'LOCK_STORE',
+    )
+    // An abort of the caller is no error of the store, whatever its reason is.
+    const reason = await rejects(locks.ping(), 'LOCK_STORE')
+    assert.equal(await rejection(semaphore.using({ ...run, signal: AbortSignal.abort(reason) }, () => {})), reason)
+    assert.equal(locks.stats().held, 0)
+    assert.equal(warnings.length, 1)
+
+    rmSync(own)
+    mkdirSync(own)
+    await locks.using('n', () => {})
+    if (!KINDS.sqlite.shares) return
+    assert.equal(await semaphore.using(run, ({ permits }) => permits), 1)
+    breaks()
+    assert.equal(await semaphore.using(run, ({ permits }) => permits), 0)
+    await warned(2)
+  })
+})
+
 for (const kind of ['redis-quorum', 'mongodb']) {
   suite(kind, 'no semaphores and no read/write locks', (test) => {
     test('every call is an error that names the stores that have them', async (store) => {
@@ -161,6 +292,7 @@ for (const kind of ['redis-quorum', 'mongodb']) {
           () => semaphore.forceRelease(),
           () => read.acquire({ onStoreError: 'wait' }),
           () => write.acquire({ waitMs: Infinity }),
+          () => a.elect('n', { maxLeaders: 3, restart: true }, () => assert.fail('it leads')).done,
           inspect,
           forceRelease,
         ]

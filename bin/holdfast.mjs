@@ -25,6 +25,7 @@ const COMMON = {
   help: ' shows this text',
 }
 const JSON_OPTION = ' one JSON value per line'
+const SHARED_OPTION = ' the name is that of a semaphore or a read/write lock'
 
 /** @type {Record<string, Command>} */
 const COMMANDS = {
@@ -37,6 +38,10 @@ const COMMANDS = {
       wait: 'TIME  the longest wait for a busy name, or "forever"; default: 0; with --once-per 1s, at most half of that time',
       'min-hold': 'TIME  keeps the names busy for this long from the begin, if the command ends earlier',
       'once-per': 'TIME  a command that succeeded keeps the name busy for this long from its begin; for one name',
+      limit: 'N  acquires a permit of the semaphore of the name: at most N permits are in use at the same time',
+      permits: 'K  with --limit: the number of permits that the command needs; default: 1',
+      read: ' acquires the read side of the read/write lock of the name',
+      write: ' acquires the write side of the read/write lock of the name',
       'kill-after':
         'TIME  the time from SIGTERM to SIGKILL when the lock may be lost, or when processes outlive the command; default: 5s, at most a third of --ttl',
       'busy-code': 'CODE  the exit code when a name is busy; default: 75',
@@ -54,7 +59,7 @@ const COMMANDS = {
   inspect: {
     usage: 'inspect [OPTION]... NAME',
     about: 'Shows the holder of a name. The exit code is 0 if it is held, and 1 if it is free.',
-    options: { json: JSON_OPTION },
+    options: { json: JSON_OPTION, shared: SHARED_OPTION },
     run: inspect,
   },
   watch: {
@@ -70,7 +75,8 @@ const COMMANDS = {
     usage: 'top [OPTION]... [PREFIX]',
     about: 'Shows the held locks whose names start with the prefix, again and again, until it is interrupted.',
     options: {
-      json: ' one JSON array per read; the default without a terminal',
+      json: ' one JSON value per read; the default without a terminal',
+      shared: `${SHARED_OPTION}, and the rows are its holders`,
       interval: 'TIME  the time between two reads; default: 1s',
     },
     run: top,
@@ -79,7 +85,7 @@ const COMMANDS = {
     usage: 'release --force [OPTION]... NAME',
     about:
       'Releases a name, no matter which process holds it. The exit code is 0 if it was held, and 1 if it was free.',
-    options: { force: ' required: the holder loses the lock while it works' },
+    options: { force: ' required: the holder loses the lock while it works', shared: SHARED_OPTION },
     run: release,
   },
   completion: {

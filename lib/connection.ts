@@ -23,6 +23,8 @@ export interface Connection {
   readonly prefix: string
   /** The jobs of `using` and the like that run now. */
   readonly jobs: { running: number }
+  /** Whether a job without a permit was warned about since a call was last granted. */
+  readonly outage: { isWarned: boolean }
   /** The elections that have not ended. */
   readonly elections: Set<Election>
   /** The names that `watch` reads, with their prefix. */
@@ -117,6 +119,7 @@ export async function acquire(
   } finally {
     if (call) unlisten(signal!, call)
   }
+  connection.outage.isWarned = false
   const share = more?.share
   if (!call?.aborted) return id === 0 ? null : createLock(id, names, prefix, share)
   // The grant arrived after the abort.

@@ -4,8 +4,8 @@ import { isLockError, LockError, stackOf, warn } from './errors.js'
 import { abortSignal, finishLock } from './lock.js'
 import type { Lock } from './lock.js'
 import { native } from './native.js'
-import { callback, ELECT, fields, flag, nameOf, requestOf, signalOf, UNLIMITED } from './options.js'
-import type { Request } from './options.js'
+import { callback, ELECT, fields, flag, limitOf, nameOf, requestOf, signalOf, UNLIMITED } from './options.js'
+import type { Request, Side } from './options.js'
 import { begin, end } from './run.js'
 import { newTicket } from './signals.js'
 import type { ElectOptions, Leadership, SignalLike } from './types.js'
@@ -75,8 +75,10 @@ export class Election implements AsyncDisposable {
       onError: options?.['onError'] === undefined ? undefined : callback('onError', options['onError']),
       signal: options?.['signal'] === undefined ? undefined : signalOf(options['signal']),
     }
-    const { ttlMs, stallLimitMs, metadata } = options ?? {}
-    const request = requestOf({ ttlMs, stallLimitMs, metadata, onStoreError: 'wait', renew: true }, true)
+    const { ttlMs, stallLimitMs, metadata, maxLeaders = 1 } = options ?? {}
+    const limit = limitOf(maxLeaders, 'maxLeaders')
+    const side: Side | undefined = limit === 1 ? undefined : { kind: 'semaphore', known: ELECT, permits: 1, limit }
+    const request = requestOf({ ttlMs, stallLimitMs, metadata, onStoreError: 'wait', renew: true }, true, side)
     this.#request = {
       ...request,
       more: { ...request.more, ...UNLIMITED },
@@ -106,7 +108,7 @@ export class Election implements AsyncDisposable {
     return this.#term !== undefined && !this.#term.isEnding && this.#term.lock.isHeld
   }
 
-  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while another one leads. */
+  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while this candidate waits. */
   get term(): bigint | null {
     return this.isLeader ? this.#term!.lock.fencingToken : null
   }

@@ -24,8 +24,8 @@ const registry = new FinalizationRegistry<number>((id) => {
 })
 
 /**
- * @internal Creates a `Lock` from the number of its lease. `prefix` is that of a view, which errors omit; `share` what it has of a shared
- * name.
+ * @internal Creates a `Lock` from the number of its lease; 0 for a job without a permit. `prefix` is that of a view, which errors omit;
+ * `share` what it has of a shared name.
  */
 export let createLock: (id: number, names: string | string[], prefix: string, share?: Share) => Lock
 /** @internal Has the number of a `Lock` removed when the `Lock` is garbage collected. A job needs that only after a loss. */
@@ -73,7 +73,7 @@ export class Lock implements AsyncDisposable {
   readonly #prefix: string
   readonly #share: Share | undefined
   #signal: LossSignal | undefined
-  /** The description of a lease that was released. */
+  /** The description of a lease that was released, or never acquired. */
   #ended: string | undefined
 
   private constructor(id?: number, names?: string | string[], prefix = '', share?: Share) {
@@ -85,6 +85,7 @@ export class Lock implements AsyncDisposable {
     this.#names = names
     this.#prefix = prefix
     this.#share = share
+    if (id === 0) this.#ended = ' 0 0 false'
   }
 
   /** The (first) name. */
@@ -97,7 +98,10 @@ export class Lock implements AsyncDisposable {
     return typeof this.#names === 'string' ? [this.#names] : [...new Set(this.#names)]
   }
 
-  /** The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. */
+  /**
+   * The number of permits: of a semaphore those of the call, of a lock and of a reader 1, of a writer 1048576. 0 for a job that runs without
+   * a permit (`onStoreError: 'run'`).
+   */
   get permits(): number {
     return this.#share?.permits ?? 1
   }
@@ -153,7 +157,8 @@ export class Lock implements AsyncDisposable {
   async extend(ttlMs: Duration): Promise<void> {
     const ms = ttlOf(ttlMs)
     if (this.#ended !== undefined) {
-      const message = `the lock ${JSON.stringify(this.name)} is lost: it was released`
+      const why = this.#id === 0 ? 'the job runs without a permit' : 'it was released'
+      const message = `the lock ${JSON.stringify(this.name)} is lost: ${why}`
       throw new LockError('LOCK_LOST', message, { key: this.name })
     }
     await answerOf(native.extend(this.#id, ms), this.#prefix)

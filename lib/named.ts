@@ -8,10 +8,10 @@ import { ACQUIRE, fields, limitOf, MAX_PERMITS, nameOf, PERMIT, requestOf } from
 import type { Side } from './options.js'
 import { using } from './run.js'
 import { traceAcquire } from './telemetry.js'
-import type { AcquireOptions, Attempt, PermitOptions, SharedInfo } from './types.js'
+import type { AcquireOptions, Attempt, PermitOptions, PermitUsingOptions, SharedInfo } from './types.js'
 
 /** The calls of a `LockService` on one fixed name: those of a semaphore, or of one side of a read/write lock. They may be detached. */
-export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
+export interface NamedLock<O = AcquireOptions, U = O> {
   readonly name: string
   /**
    * Acquires like `LockService.acquire`, and waits in the queue of the name: strictly first come, first served.
@@ -27,7 +27,7 @@ export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
    * Acquires like `acquire`, calls `fn`, and releases, like `LockService.using`.
    * @throws as `LockService.using`
    */
-  using<T>(options: O | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>
+  using<T>(options: U | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>
   using<T>(fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>
   /**
    * Calls `fn` like `LockService.tryUsing`. `holder` is the holder whose lease ends first.
@@ -41,7 +41,7 @@ export interface NamedLock<O extends AcquireOptions = AcquireOptions> {
  * A limit on concurrency over all processes: at most `limit` permits are in use. It has no state: create one for each call, or keep one.
  * `LockService.semaphore` returns it.
  */
-export interface Semaphore extends NamedLock<PermitOptions> {
+export interface Semaphore extends NamedLock<PermitOptions, PermitUsingOptions> {
   readonly limit: number
   /** Reads the holders of permits. */
   inspect(): Promise<SharedInfo>
@@ -65,7 +65,7 @@ export interface ReadWriteLock {
 const READ: Side = { kind: 'read', known: ACQUIRE, permits: 1, limit: MAX_PERMITS }
 const WRITE: Side = { kind: 'write', known: ACQUIRE, permits: MAX_PERMITS, limit: MAX_PERMITS }
 
-function callsOf<O extends AcquireOptions>(connection: Connection, name: string, side: Side): NamedLock<O> {
+function callsOf<O, U = O>(connection: Connection, name: string, side: Side): NamedLock<O, U> {
   const { kind, known } = side
   const requestFor = (options: unknown) => requestOf(fields('options', options, known), connection.renews, side)
   return {
@@ -104,7 +104,11 @@ function callsOnAll(connection: Connection, name: string): Pick<Semaphore, 'insp
 export function createSemaphore(connection: Connection, name: unknown, limit: unknown): Semaphore {
   const own = nameOf(name)
   const side: Side = { kind: 'semaphore', known: PERMIT, permits: 1, limit: limitOf(limit) }
-  return { ...callsOf<PermitOptions>(connection, own, side), limit: side.limit, ...callsOnAll(connection, own) }
+  return {
+    ...callsOf<PermitOptions, PermitUsingOptions>(connection, own, side),
+    limit: side.limit,
+    ...callsOnAll(connection, own),
+  }
 }
 
 /** @internal `LockService.readWriteLock`. */

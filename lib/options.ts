@@ -17,7 +17,7 @@ export const EXECUTE = ['name', 'ttlSeconds', ...ACQUIRE]
 /** @internal The options of `oncePer`. */
 export const ONCE = ['periodMs', ...ACQUIRE.filter((name) => name !== 'minHoldMs')]
 /** @internal The options of `elect`. */
-export const ELECT = ['ttlMs', 'stallLimitMs', 'metadata', 'signal', 'restart', 'onError', 'unref']
+export const ELECT = ['ttlMs', 'stallLimitMs', 'metadata', 'maxLeaders', 'signal', 'restart', 'onError', 'unref']
 /** @internal A service's defaults of these options do not apply to `elect` and `oncePer`: they end a leadership, and set a period. */
 export const UNLIMITED = { minHoldMs: 0, maxHoldMs: Infinity }
 /** @internal The options of `watch`. */
@@ -35,6 +35,7 @@ const ALIASES: Record<string, readonly string[]> = {
   ttlMs: ['ttl', 'ttlms', 'ttlseconds', 'duration', 'expiry', 'expire', 'expires', 'lease', 'leasetime', 'locktimeout'],
   limit: ['limit', 'maxconcurrent', 'concurrency', 'maxcount', 'count', 'max'],
   permits: ['permits', 'n', 'weight', 'tokens'],
+  maxLeaders: ['leaders', 'limit', 'count'],
   renew: ['autoextend', 'extend', 'refresh', 'refreshinterval', 'automaticextensionthreshold'],
   keyPrefix: ['prefix', 'namespace'],
   url: ['uri', 'target', 'connectionstring'],
@@ -125,8 +126,8 @@ function wholeNumber(argument: string, value: unknown, most: number, shown = Str
   throw invalid(argument, `must be a whole number from 1 to ${shown}`, describe(value) + hint)
 }
 
-/** @internal Checks the limit of a semaphore. */
-export const limitOf = (value: unknown): number => wholeNumber('limit', value, MAX_PERMITS)
+/** @internal Checks the limit of a semaphore, or of the leaders of an election. */
+export const limitOf = (value: unknown, argument = 'limit'): number => wholeNumber(argument, value, MAX_PERMITS)
 
 function metadataOf(value: unknown): string {
   const rule = 'must be a value that JSON can represent'
@@ -174,10 +175,15 @@ export interface Request {
   renew: boolean | undefined
   more: AcquireRecord | undefined
   signal: SignalLike | undefined
+  /** Whether the job runs without a permit when the store fails. */
+  runsAnyway?: boolean
 }
 
-/** @internal Checks the options of an acquisition. `renews`: the default of `renew`. `side`: it acquires a share of a shared name. */
-export function requestOf(options: Fields | undefined, renews: boolean, side?: Side): Request {
+/**
+ * @internal Checks the options of an acquisition. `renews`: the default of `renew`. `side`: it acquires a share of a shared name.
+ * `mayRun`: `onStoreError` may be `'run'`.
+ */
+export function requestOf(options: Fields | undefined, renews: boolean, side?: Side, mayRun = false): Request {
   const request: Request = { ttlMs: NaN, waitMs: NaN, renew: undefined, more: undefined, signal: undefined }
   if (side) request.more = { share: shareOf(side, options?.['permits']) }
   if (options === undefined) return request
@@ -204,7 +210,11 @@ export function requestOf(options: Fields | undefined, renews: boolean, side?: S
   if ((value = options['stallLimitMs']) !== undefined) more.stallLimitMs = positiveMs('stallLimitMs', value)
   if ((value = options['minHoldMs']) !== undefined) more.minHoldMs = spanMs('minHoldMs', value)
   if ((value = options['onStoreError']) !== undefined) {
-    if (value !== 'fail' && value !== 'wait') throw invalid('onStoreError', "must be 'fail' or 'wait'", describe(value))
+    if (value === 'run' && mayRun) request.runsAnyway = true
+    else if (value !== 'fail' && value !== 'wait') {
+      const hint = value === 'run' ? " ('run' is only for using of a semaphore)" : ''
+      throw invalid('onStoreError', `must be 'fail' or 'wait'${mayRun ? " or 'run'" : hint}`, describe(value))
+    }
     more.waitsForStore = value === 'wait'
   }
   if ((value = options['metadata']) !== undefined && value !== null) more.metadata = metadataOf(value)

@@ -1,7 +1,7 @@
 import { acquire, REJECT_BUSY } from './connection.js'
 import type { Connection } from './connection.js'
-import { errorOf, isLockError } from './errors.js'
-import { finishLock, holdAtLeast } from './lock.js'
+import { errorOf, isLockError, warn } from './errors.js'
+import { createLock, finishLock, holdAtLeast } from './lock.js'
 import type { Lock } from './lock.js'
 import { ACQUIRE, callback, EXECUTE, fields, isObject, nameOf, namesOf, ONCE, requestOf, UNLIMITED } from './options.js'
 import type { Request, Side } from './options.js'
@@ -56,7 +56,8 @@ export function using<T>(
     const options = isShort ? undefined : fields('options', second, isOnce ? ONCE : (side?.known ?? ACQUIRE))
     const job = callback<Job<T>>('fn', isShort ? second : third)
     const periodMs = isOnce ? positiveMs('periodMs', options?.['periodMs']) : 0
-    const request = requestOf(options, connection.renews, side)
+    const mayRun = kind === 'using' && side?.kind === 'semaphore'
+    const request = requestOf(options, connection.renews, side, mayRun)
     if (isOnce) request.more = { ...UNLIMITED, ...request.more }
     if (kind !== 'using' && Number.isNaN(request.waitMs)) request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2)
     let lock: Lock
@@ -64,9 +65,11 @@ export function using<T>(
       const call = () => acquire(connection, wanted, request, REJECT_BUSY)
       lock = (await traceAcquire(connection, kind, wanted, call, side?.kind))!
     } catch (thrown) {
-      // The reason of the caller's signal may be a `LOCK_TIMEOUT` of another call.
-      if (kind === 'using' || !isLockError(thrown, 'LOCK_TIMEOUT') || thrown === request.signal?.reason) throw thrown
-      return { ran: false, holder: thrown.holder }
+      // The reason of the caller's signal may be an error of another call.
+      if (thrown === request.signal?.reason) throw thrown
+      if (request.runsAnyway && isLockError(thrown, 'LOCK_STORE')) lock = withoutPermit(connection, wanted, thrown)
+      else if (kind === 'using' || !isLockError(thrown, 'LOCK_TIMEOUT')) throw thrown
+      else return { ran: false, holder: thrown.holder }
     }
     begin(connection)
     let value: T
@@ -84,6 +87,19 @@ export function using<T>(
     return kind === 'using' ? value : { ran: true, value }
   }
   return traceUsing(connection, kind, () => names, acquireAndRun, side?.kind)
+}
+
+/** Returns the lock of a job that runs without a permit, and warns once per outage. */
+function withoutPermit({ prefix, outage }: Connection, name: string | string[], { message }: Error): Lock {
+  if (!outage.isWarned) {
+    const until = "until the store answers, calls with onStoreError: 'run' may exceed their limits"
+    warn(
+      'HOLDFAST_NO_PERMIT',
+      `a job of the semaphore ${JSON.stringify(name)} runs without a permit (${until}): ${message}`,
+    )
+  }
+  outage.isWarned = true
+  return createLock(0, name, prefix, { permits: 0, limit: 0 })
 }
 
 /**

@@ -117,6 +117,7 @@ export class LockService implements AsyncDisposable {
         native: service,
         prefix: '',
         jobs: { running: 0 },
+        outage: { isWarned: false },
         elections: new Set(),
         watches: new Map(),
         renews: defaults.renew ?? true,
@@ -297,7 +298,8 @@ export class LockService implements AsyncDisposable {
    * Takes part in the election of a leader. Waits in the queue of the name, without a limit and through outages of the store, calls `fn`
    * while this process leads, and waits again when `fn` has settled. `fn` should run until its `signal` aborts. A leader that ignores
    * the signal runs at the same time as its successor; a resource that refuses smaller values of `term` is safe. `close({ drainMs })`
-   * ends the election, and the next candidate leads as soon as `fn` has settled.
+   * ends the election, and the next candidate leads as soon as `fn` has settled. With `maxLeaders` several candidates lead at the same
+   * time.
    * @throws `LOCK_INVALID_ARGUMENT`
    *
    * @example

@@ -100,6 +100,18 @@ export interface PermitOptions extends AcquireOptions {
   permits?: number | undefined
 }
 
+/** The options of `using` of a semaphore: those of its other calls, and a job without a permit during an outage. */
+export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> {
+  /**
+   * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
+   * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
+   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
+   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined
+}
+
 /** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
 export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
@@ -147,6 +159,14 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
 
 /** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
 export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
+  /**
+   * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
+   * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
+   * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
+   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
+   * @default 1
+   */
+  maxLeaders?: number | undefined
   /** Ends the election like `stop()`. */
   signal?: SignalLike | undefined
   /**
@@ -172,7 +192,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
 /** The leadership that `fn` of `elect` gets. */
 export interface Leadership {
   readonly name: string
-  /** The fencing token: larger than that of every earlier leader. Pass it to what must refuse an earlier leader. */
+  /** The fencing token: larger than that of every earlier leader. With one leader, pass it to what must refuse an earlier leader. */
   readonly term: bigint
   /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
   readonly signal: Signal

@@ -390,4 +390,38 @@ export function shared(test) {
     assert.equal(tokens.size, 60)
     await until('no holder', async () => (await services[0].semaphore('load', 4).inspect()).used === 0)
   })
+
+  test('elect with maxLeaders has that number of leaders, and a successor for each that ends', async (store) => {
+    const services = await store.connectAll(5)
+    let [leading, most] = [0, 0]
+    /** @type {bigint[]} */
+    const terms = []
+    const elections = services.map((service) =>
+      service.elect('consumers', { ttlMs: '10s', maxLeaders: 3 }, async ({ signal, term, isLeader }) => {
+        assert.equal(isLeader, true)
+        terms.push(term)
+        most = Math.max(most, ++leading)
+        await new Promise((resolve) => signal.addEventListener('abort', resolve))
+        leading--
+      }),
+    )
+    const leaders = () => elections.filter(({ isLeader }) => isLeader)
+    const semaphore = services[0].semaphore('consumers', 3)
+    await until('three leaders', () => leaders().length === 3)
+    await queued(semaphore, 2)
+    await assertInUse(semaphore, [1, 1, 1])
+    const [one, two] = leaders()
+    await one.stop()
+    await until('a fourth leader', () => leaders().length === 3)
+    await queued(semaphore, 1)
+    await two.resign()
+    await until('the last candidate', () => terms.length === 5)
+    // The one that resigned is a candidate again.
+    await queued(semaphore, 1)
+    assert.equal(two.isLeader, false)
+    assert.equal(await services[0].inspect('consumers'), null)
+    await Promise.all(elections.map((election) => election.stop()))
+    assert.deepEqual([most, new Set(terms).size, leading], [3, 5, 0])
+    await assertInUse(semaphore, [])
+  })
 }

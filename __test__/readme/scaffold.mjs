@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { Server } from 'node:http'
 import { createRequire } from 'node:module'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 
 const {
@@ -25,6 +26,9 @@ const did = {
   balance: 100,
   saved: /** @type {unknown[]} */ ([]),
   migrated: /** @type {unknown[]} */ ([]),
+  calls: 0,
+  calling: 0,
+  mostCalls: 0,
 }
 
 /** The part of a MongoDB collection that the examples need. */
@@ -82,6 +86,14 @@ Object.assign(globalThis, {
   save: async (row) => void did.saved.push(row),
   pending: async () => ['001', '002'].filter((migration) => !did.migrated.includes(migration)),
   migrate: async (migration) => void did.migrated.push(migration),
+  callModel: async (question, { signal }) => {
+    signal.throwIfAborted()
+    did.calls++
+    did.mostCalls = Math.max(did.mostCalls, ++did.calling)
+    await sleep(10)
+    did.calling--
+    return `answer to ${question}`
+  },
   // The leader of an example works until the process is asked to end.
   runNextTask: async () => {
     did.tasks = (did.tasks ?? 0) + 1

@@ -142,6 +142,14 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   locks.semaphore('n', 5).using({ permits: 2 })
   // @ts-expect-error the job may have been skipped
   ;(await locks.semaphore('n', 5).tryUsing(() => 5)).value
+  // @ts-expect-error there is no job
+  locks.semaphore('n', 5).acquire({ onStoreError: 'run' })
+  // @ts-expect-error tryUsing runs no job without a permit
+  locks.semaphore('n', 5).tryUsing({ onStoreError: 'run' }, () => {})
+  // @ts-expect-error only a semaphore
+  locks.using('n', { onStoreError: 'run' }, () => {})
+  // @ts-expect-error a writer must be alone
+  locks.readWriteLock('n').write.using({ onStoreError: 'run' }, () => {})
 
   // @ts-expect-error the ttl is missing
   lock.extend()

@@ -22,6 +22,7 @@ import type {
   OncePerOptions,
   PermitInfo,
   PermitOptions,
+  PermitUsingOptions,
   ReadWriteLock,
   Semaphore,
   Share,
@@ -310,7 +311,8 @@ export async function shares(locks: LockService) {
   const maybe = [await semaphore.tryAcquire({ permits: undefined }), await lock.write.tryAcquire()]
   same<typeof maybe, (Lock | null)[]>(true)
   same<Lock['permits'], number>(true)
-  const value = await semaphore.using({ permits: 1 }, async ({ permits }) => permits)
+  const anyway: PermitUsingOptions = { permits: 1, onStoreError: 'run' }
+  const value = await semaphore.using(anyway, async ({ permits }) => permits)
   same<typeof value, number>(true)
   const short = await lock.read.using(() => 'text')
   same<typeof short, string>(true)
@@ -330,6 +332,7 @@ export async function elections(locks: LockService) {
   const options: ElectOptions = {
     ttlMs: '10s',
     metadata: {},
+    maxLeaders: 3,
     signal,
     restart: true,
     onError: (error: unknown) => void error,

@@ -119,6 +119,16 @@ export function prefixOf(positionals) {
   throw new UsageError(`expected one prefix, got ${quoted(positionals)}`)
 }
 
+/**
+ * Returns what inspects and releases all holders of a shared name. The limit belongs to calls that acquire.
+ *
+ * @param {LockService} locks
+ * @param {string} name
+ */
+export function sharedOf(locks, name) {
+  return locks.semaphore(name, 1)
+}
+
 /** @param {string[]} texts */
 export function quoted(texts) {
   return texts.map((text) => JSON.stringify(text)).join(', ')

@@ -3,7 +3,7 @@ import { constants } from 'node:os'
 import { setTimeout } from 'node:timers/promises'
 import { isLockError } from '../../index.js'
 import { Child } from './child.mjs'
-import { BUSY, LOST, millisecondsOf, oneOf, timeOf, UsageError, withLocks } from './common.mjs'
+import { BUSY, LOST, millisecondsOf, oneOf, quoted, timeOf, UsageError, withLocks } from './common.mjs'
 import { complain } from './text.mjs'
 
 /** The signals that are forwarded to the command, and those of them that end it. */
@@ -13,6 +13,9 @@ const ENDING = ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGQUIT']
 const STOPPING = /** @type {const} */ (['SIGTSTP', 'SIGTTIN'])
 /** The time in which the command may stop itself, for example after it has restored the terminal. In milliseconds. */
 const STOP_GRACE_MS = 100
+
+/** The options that acquire something else than a lock, and what messages call that. */
+const SHARED = { limit: 'permit of', read: 'read lock', write: 'write lock' }
 
 /** The command of `run` failed. */
 class CommandFailed extends Error {}
@@ -32,6 +35,7 @@ export async function run(names, values, [file, ...args]) {
     oneOf(names)
     if (minHoldMs !== undefined) throw new UsageError('--min-hold and --once-per exclude each other')
   }
+  const shared = sharedOf(names, values)
 
   const wait = new AbortController()
   /** @type {Execution | undefined} */
@@ -62,17 +66,22 @@ export async function run(names, values, [file, ...args]) {
           ...process.env,
           HOLDFAST_NAME: names.join(','),
           HOLDFAST_FENCING_TOKEN: String(lock.fencingToken),
+          ...(shared === 'limit' ? { HOLDFAST_PERMITS: String(lock.permits) } : {}),
         }
         const child = new Child(file, args, env, values.foreground === true)
         // On ZooKeeper a lease may be shorter than its ttl.
-        execution = new Execution(child, lock, locks, Math.min(killAfterMs, lock.remainingMs / 3))
+        const what = `the ${shared ? SHARED[shared] : 'lock'} ${quoted(lock.names)}`
+        execution = new Execution(child, lock, what, locks, Math.min(killAfterMs, lock.remainingMs / 3))
         code = await execution.ended
         // With --once-per the name is free after a failure.
         if (code !== 0 && periodMs !== undefined) throw new CommandFailed()
       }
-      return periodMs === undefined
-        ? locks.tryUsing(names, { ...options, minHoldMs }, job)
-        : locks.oncePer(names[0], { ...options, periodMs }, job)
+      if (periodMs !== undefined) return locks.oncePer(names[0], { ...options, periodMs }, job)
+      const held = { ...options, minHoldMs }
+      if (shared === undefined) return locks.tryUsing(names, held, job)
+      if (shared !== 'limit') return locks.readWriteLock(names[0])[shared].tryUsing(held, job)
+      const [limit, permits] = [values.limit, values.permits ?? 1].map(Number)
+      return locks.semaphore(names[0], limit).tryUsing({ ...held, permits }, job)
     })
     if (!attempt.ran) {
       const holder = attempt.holder ? `, held by process ${attempt.holder.pid} on ${attempt.holder.host}` : ''
@@ -93,6 +102,27 @@ export async function run(names, values, [file, ...args]) {
     for (const signal of STOPPING) process.off(signal, stop)
     process.off('SIGCONT', resume)
   }
+}
+
+/**
+ * Returns the option that acquires something else than a lock.
+ *
+ * @param {string[]} names
+ * @param {import('./common.mjs').Values} values
+ */
+function sharedOf(names, values) {
+  const given = /** @type {(keyof typeof SHARED)[]} */ (Object.keys(SHARED)).filter((option) => option in values)
+  if (values.permits !== undefined && !given.includes('limit')) throw new UsageError('--permits needs --limit')
+  if (given.length === 0) return undefined
+  const excluding = [...given, ...('once-per' in values ? ['once-per'] : [])].map((option) => `--${option}`)
+  if (excluding.length > 1) throw new UsageError(`${excluding.join(' and ')} exclude each other`)
+  oneOf(names)
+  for (const option of ['limit', 'permits']) {
+    // The service checks the range.
+    if (!/^\d{1,15}$/.test(String(values[option] ?? 1)))
+      throw new UsageError(`--${option} must be a whole number, got ${JSON.stringify(values[option])}`)
+  }
+  return given[0]
 }
 
 /** @param {import('./common.mjs').Values} values */
@@ -118,6 +148,7 @@ class Execution {
   isKilled = false
   #child
   #lock
+  #what
   #locks
   #killAfterMs
   #storeErrors
@@ -132,12 +163,14 @@ class Execution {
   /**
    * @param {Child} child
    * @param {import('../../index.js').Lock} lock
+   * @param {string} what the lock in messages
    * @param {import('../../index.js').LockService} locks
    * @param {number} killAfterMs
    */
-  constructor(child, lock, locks, killAfterMs) {
+  constructor(child, lock, what, locks, killAfterMs) {
     this.#child = child
     this.#lock = lock
+    this.#what = what
     this.#locks = locks
     this.#killAfterMs = killAfterMs
     this.#storeErrors = locks.stats().storeErrors
@@ -199,7 +232,7 @@ class Execution {
       failed > 0 ? `calls to the store failed (${failed})` : 'the store did not answer, or this process stood still'
     const leftMs = Math.max(0, this.#lock.remainingMs)
     complain(
-      `${this.#lockText()} was not renewed: ${cause}. Its lease ends in ${Math.round(leftMs)} ms: SIGTERM to the command`,
+      `${this.#what} was not renewed: ${cause}. Its lease ends in ${Math.round(leftMs)} ms: SIGTERM to the command`,
     )
   }
 
@@ -211,11 +244,7 @@ class Execution {
     const { aborted, reason } = this.#lock.signal
     const cause = aborted
       ? /** @type {Error} */ (reason).message
-      : `${this.#lockText()} is lost: its lease ended while this process stood still`
+      : `${this.#what} is lost: its lease ended while this process stood still`
     complain(`${cause}: SIGKILL to the command`)
-  }
-
-  #lockText() {
-    return `the lock ${this.#lock.names.map((name) => JSON.stringify(name)).join(', ')}`
   }
 }

@@ -1,6 +1,6 @@
 // `holdfast ls`, `inspect`, `watch` and `release`.
-import { interrupted, intervalOf, oneOf, prefixOf, UsageError, withLocks } from './common.mjs'
-import { complain, printable, processOf, table } from './text.mjs'
+import { interrupted, intervalOf, oneOf, prefixOf, sharedOf, UsageError, withLocks } from './common.mjs'
+import { complain, printable, processOf, summaryOf, table } from './text.mjs'
 
 /** @typedef {import('./common.mjs').Run} Run */
 
@@ -16,10 +16,24 @@ export async function list(positionals, values) {
 /** @type {Run} */
 export async function inspect(names, values) {
   const name = oneOf(names)
+  if (values.shared) return inspectShared(name, values)
   const info = await withLocks(values, (locks) => locks.inspect(name))
   if (values.json) console.log(JSON.stringify(info))
   else console.log(info ? table([info]).join('\n') : `${printable(name)} is free`)
   return info ? 0 : 1
+}
+
+/**
+ * Shows the holders of a semaphore or a read/write lock.
+ *
+ * @param {string} name
+ * @param {import('./common.mjs').Values} values
+ */
+async function inspectShared(name, values) {
+  const info = await withLocks(values, (locks) => sharedOf(locks, name).inspect())
+  if (values.json) console.log(JSON.stringify(info))
+  else console.log([summaryOf(info), ...(info.used > 0 ? table(info) : [])].join('\n'))
+  return info.used > 0 ? 0 : 1
 }
 
 /** @type {Run} */
@@ -44,7 +58,9 @@ export async function watch(names, values) {
 export async function release(names, values) {
   const name = oneOf(names)
   if (!values.force) throw new UsageError('--force is missing: the holder would lose the lock while it works')
-  const released = await withLocks(values, (locks) => locks.forceRelease(name))
+  const released = await withLocks(values, (locks) =>
+    values.shared ? sharedOf(locks, name).forceRelease() : locks.forceRelease(name),
+  )
   complain(`${name} ${released ? 'was released' : 'was free'}`)
   return released ? 0 : 1
 }

@@ -1,6 +1,11 @@
 // Text for terminals.
 
 /** @typedef {import('../../index.js').LockInfo} LockInfo */
+/** @typedef {import('../../index.js').PermitInfo} PermitInfo */
+/** @typedef {import('../../index.js').SharedInfo} SharedInfo */
+
+/** The limit of readers and writers; a writer has all of these permits. */
+const MAX_PERMITS = 1_048_576
 
 /**
  * Control characters, which a terminal may execute; characters that end a line or change the direction of text, which make one
@@ -65,27 +70,52 @@ export function cut(line, columns) {
   return `${kept}…`
 }
 
-/** @param {LockInfo} info */
+/** @param {LockInfo | PermitInfo} info */
 export function processOf({ holder }) {
   return holder ? `${holder.pid} on ${printable(holder.host)}` : 'of another tool'
 }
 
+/** @param {PermitInfo} info */
+function shareOf({ permits, limit }) {
+  if (limit < MAX_PERMITS) return `${permits} of ${limit}`
+  return permits === MAX_PERMITS ? 'write' : 'read'
+}
+
 /**
- * Returns locks as lines of text, under a header.
+ * Returns the state of a semaphore or a read/write lock as a line of text.
  *
- * @param {LockInfo[]} locks
+ * @param {SharedInfo} info
  */
-export function table(locks) {
-  const rows = locks.map((info) => [
-    printable(info.name),
-    String(info.waiting ?? '-'),
-    processOf(info),
-    info.holder?.since.toISOString() ?? '-',
-    Number.isFinite(info.remainingMs) ? `${(info.remainingMs / 1000).toFixed(1)}s` : 'no end',
-    String(info.fencingToken ?? '-'),
-    info.metadata === null ? '' : printable(JSON.stringify(info.metadata)),
-  ])
-  const all = [['NAME', 'WAITING', 'PROCESS', 'SINCE', 'REMAINING', 'TOKEN', 'METADATA'], ...rows]
+export function summaryOf({ name, used, limit, waiting, holders }) {
+  if (limit === null) return `${printable(name)} is free`
+  const [{ length }, isWriter] = [holders, used === MAX_PERMITS]
+  const held =
+    limit < MAX_PERMITS
+      ? `${used} of ${limit} permits in use`
+      : `held by ${isWriter ? 'a writer' : `${length} reader${length === 1 ? '' : 's'}`}`
+  return `${printable(name)}: ${held}, ${waiting ?? '-'} waiting`
+}
+
+/**
+ * Returns locks, or the holders of a semaphore or a read/write lock, as lines of text, under a header.
+ *
+ * @param {LockInfo[] | SharedInfo} found
+ * @param {number} [most] the largest number of rows
+ */
+export function table(found, most) {
+  const isList = Array.isArray(found)
+  const rows = (isList ? found : found.holders)
+    .slice(0, most)
+    .map((info) => [
+      ...('permits' in info ? [shareOf(info)] : [printable(info.name), String(info.waiting ?? '-')]),
+      processOf(info),
+      info.holder?.since.toISOString() ?? '-',
+      Number.isFinite(info.remainingMs) ? `${(info.remainingMs / 1000).toFixed(1)}s` : 'no end',
+      String(info.fencingToken ?? '-'),
+      info.metadata === null ? '' : printable(JSON.stringify(info.metadata)),
+    ])
+  const first = isList ? ['NAME', 'WAITING'] : ['SHARE']
+  const all = [[...first, 'PROCESS', 'SINCE', 'REMAINING', 'TOKEN', 'METADATA'], ...rows]
   const widths = all[0].map((_, column) => Math.max(...all.map((row) => widthOf(row[column]))))
   return all.map((row) => {
     const cells = row.map((cell, column) => cell + ' '.repeat(widths[column] - widthOf(cell)))

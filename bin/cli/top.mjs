@@ -1,19 +1,21 @@
 // `holdfast top`.
 import { setTimeout } from 'node:timers/promises'
 import { isLockError } from '../../index.js'
-import { interrupted, intervalOf, prefixOf, withLocks } from './common.mjs'
-import { complain, cut, printable, table } from './text.mjs'
+import { interrupted, intervalOf, oneOf, prefixOf, sharedOf, withLocks } from './common.mjs'
+import { complain, cut, printable, summaryOf, table } from './text.mjs'
 
+/** Locks, or the state of a semaphore or a read/write lock. @typedef {LockInfo[] | import('../../index.js').SharedInfo} Found */
 /** @typedef {import('../../index.js').LockInfo} LockInfo */
 /** An outage: the time of the last answer, and what failed. @typedef {{ since: Date, cause: string }} Outage */
-/** @typedef {{ show(found: LockInfo[]): void, fail(outage: Outage): void }} View */
+/** @typedef {{ show(found: Found): void, fail(outage: Outage): void }} View */
 
 /** A read that takes longer is shown as an outage, in milliseconds. */
 const LATE_MS = 1000
 
 /** @type {import('./common.mjs').Run} */
 export async function top(positionals, values) {
-  const prefix = prefixOf(positionals)
+  const name = values.shared ? oneOf(positionals) : undefined
+  const prefix = name === undefined ? prefixOf(positionals) : undefined
   const intervalMs = intervalOf(values)
   const signal = interrupted()
   const view = process.stdout.isTTY && !values.json ? new Screen() : new Lines()
@@ -25,7 +27,7 @@ export async function top(positionals, values) {
         if (!isFailing) view.fail({ since, cause: 'it has not answered yet' })
       }, LATE_MS)
       try {
-        view.show(await locks.list({ prefix }))
+        view.show(await (name === undefined ? locks.list({ prefix }) : sharedOf(locks, name).inspect()))
         since = new Date()
         hasAnswered = true
         isFailing = false
@@ -44,11 +46,11 @@ export async function top(positionals, values) {
   return 0
 }
 
-/** One JSON array per read; outages on standard error. @implements {View} */
+/** One JSON value per read; outages on standard error. @implements {View} */
 class Lines {
   #isFailing = false
 
-  /** @param {LockInfo[]} found */
+  /** @param {Found} found */
   show(found) {
     if (this.#isFailing) complain('the store answers again')
     this.#isFailing = false
@@ -64,7 +66,7 @@ class Lines {
 
 /** A table that fills the terminal at most. @implements {View} */
 class Screen {
-  /** @type {LockInfo[]} */
+  /** @type {Found} */
   #found = []
   /** @type {Outage | undefined} */
   #outage
@@ -74,7 +76,7 @@ class Screen {
     process.stdout.on('resize', () => this.#draw())
   }
 
-  /** @param {LockInfo[]} found */
+  /** @param {Found} found */
   show(found) {
     this.#found = found
     this.#outage = undefined
@@ -94,13 +96,15 @@ class Screen {
     const rows = process.stdout.rows || 24
     // The header of the table and two lines above it, a line below it, and that of the cursor.
     const fitting = Math.max(0, rows - 5)
-    const more = this.#found.length - fitting
+    const found = this.#found
+    const isList = Array.isArray(found)
+    const more = (isList ? found : found.holders).length - fitting
     const lines = [
-      `${this.#at.toISOString()}  ${this.#found.length} held`,
+      `${this.#at.toISOString()}  ${isList ? `${found.length} held` : summaryOf(found)}`,
       this.#outage
         ? printable(`no answer from the store since ${this.#outage.since.toISOString()}: ${this.#outage.cause}`)
         : '',
-      ...table(this.#found.slice(0, fitting)),
+      ...table(found, fitting),
       ...(more > 0 ? [`… and ${more} more`] : []),
     ]
     const shown = lines.slice(0, Math.max(1, rows - 1)).map((line) => `${cut(line, columns)}\x1b[K\n`)

@@ -1,6 +1,6 @@
 import type { DynamicModule, FactoryProvider, ModuleMetadata } from '@nestjs/common';
 import { LockService } from 'holdfast';
-import type { AcquireOptions, ConnectOptions, Duration, Lock, OncePerOptions, Target } from 'holdfast';
+import type { ConnectOptions, Duration, Lock, OncePerOptions, PermitUsingOptions, Target } from 'holdfast';
 import 'reflect-metadata';
 /** The options of `HoldfastModule.forRoot`: those of `LockService.connect`, and how the service is closed. */
 export interface HoldfastModuleOptions extends ConnectOptions {
@@ -18,12 +18,20 @@ export interface HoldfastModuleAsyncOptions extends Pick<ModuleMetadata, 'import
     useFactory: (...args: any[]) => HoldfastModuleOptions | Promise<HoldfastModuleOptions>;
 }
 /** The options of `@Locked`. */
-export interface LockedOptions extends AcquireOptions {
+export interface LockedOptions extends PermitUsingOptions {
     /**
      * What a call does when the name is still busy after `waitMs`: `throw` rejects with `LOCK_TIMEOUT`; `skip` resolves to `undefined`
      * without a call of the method. Default: `throw`, which waits for `waitMs` (10 s); with `skip`, `waitMs` is 0.
      */
     ifBusy?: 'throw' | 'skip' | undefined;
+    /** The largest number of permits of the name that are in use: the method runs with a permit of this semaphore instead of a lock. For one name. */
+    limit?: number | undefined;
+    /** With `limit`: the number of permits of each call. Default: 1 */
+    permits?: number | undefined;
+    /** As for `using`; `run` is only for `limit`, and not with `ifBusy: 'skip'`. Default: `fail` */
+    onStoreError?: 'fail' | 'wait' | 'run' | undefined;
+    /** The method runs as a reader or as a writer of the read/write lock of the name, instead of under a lock. For one name. */
+    mode?: 'read' | 'write' | undefined;
 }
 /** The result of `HoldfastHealthIndicator.isHealthy`, as `@nestjs/terminus` expects it. */
 export type HoldfastHealth = Record<string, {
@@ -41,12 +49,15 @@ export declare const InjectLocks: () => PropertyDecorator & ParameterDecorator;
  */
 export declare function currentLock(): Lock;
 /**
- * Runs a method under a lock, as `locks.using` does.
+ * Runs a method under a lock, as `locks.using` does; with `limit` with a permit of a semaphore, with `mode` on a side of a read/write lock.
  * @param name the lock's name, or a function that returns it (or several) for the arguments of a call
  *
  * @example
  * @Locked((order: Order) => `order:${order.id}`, { waitMs: '5s' })
  * async pay(order: Order) { … }
+ *
+ * @Locked('models', { limit: 5, waitMs: '1m' })
+ * async ask(question: string) { … }
  */
 export declare function Locked<A extends any[]>(name: string | readonly string[] | ((...args: A) => string | readonly string[]), options?: LockedOptions): AsyncMethodDecorator;
 /**

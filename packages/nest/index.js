@@ -35,24 +35,47 @@ function currentLock() {
     return lock;
 }
 /**
- * Runs a method under a lock, as `locks.using` does.
+ * Runs a method under a lock, as `locks.using` does; with `limit` with a permit of a semaphore, with `mode` on a side of a read/write lock.
  * @param name the lock's name, or a function that returns it (or several) for the arguments of a call
  *
  * @example
  * @Locked((order: Order) => `order:${order.id}`, { waitMs: '5s' })
  * async pay(order: Order) { … }
+ *
+ * @Locked('models', { limit: 5, waitMs: '1m' })
+ * async ask(question: string) { … }
  */
 function Locked(name, options = {}) {
-    const { ifBusy = 'throw', ...acquire } = options;
+    const { ifBusy = 'throw', limit, mode, ...acquire } = options;
     if (ifBusy !== 'throw' && ifBusy !== 'skip')
         throw new TypeError(`@Locked: ifBusy must be 'throw' or 'skip', not ${String(ifBusy)}`);
+    if (mode !== undefined && mode !== 'read' && mode !== 'write')
+        throw new TypeError(`@Locked: mode must be 'read' or 'write', not ${String(mode)}`);
+    if (mode !== undefined && limit !== undefined)
+        throw new TypeError('@Locked: limit and mode exclude each other');
+    if (acquire.permits !== undefined && limit === undefined)
+        throw new TypeError('@Locked: permits needs limit');
     return wrapped('Locked', async (locks, args, job) => {
         const names = typeof name === 'function' ? name(...args) : name;
+        const { using, tryUsing } = callsOf(locks, names, limit, mode);
         if (ifBusy === 'throw')
-            return locks.using(names, acquire, job);
-        const attempt = await locks.tryUsing(names, acquire, job);
+            return using(acquire, job);
+        // The service rejects an `onStoreError` that is not for this call.
+        const attempt = await tryUsing(acquire, job);
         return attempt.ran ? attempt.value : undefined;
     });
+}
+/** Returns the calls of a lock, of a semaphore, or of a side of a read/write lock. */
+function callsOf(locks, names, limit, mode) {
+    if (limit === undefined && mode === undefined) {
+        return {
+            using: (options, fn) => locks.using(names, options, fn),
+            tryUsing: (options, fn) => locks.tryUsing(names, options, fn),
+        };
+    }
+    if (typeof names !== 'string')
+        throw new TypeError(`@Locked: ${limit === undefined ? 'mode' : 'limit'} needs one name`);
+    return limit === undefined ? locks.readWriteLock(names)[mode] : locks.semaphore(names, limit);
 }
 /**
  * Runs a method once per period in all instances, as `locks.oncePer` does: for `@Cron` and `@Interval`. A call that another instance has made

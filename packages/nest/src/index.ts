@@ -2,7 +2,17 @@ import { AsyncLocalStorage } from 'node:async_hooks'
 import { Inject, Injectable, Module } from '@nestjs/common'
 import type { DynamicModule, FactoryProvider, ModuleMetadata, OnApplicationShutdown, Provider } from '@nestjs/common'
 import { LockService } from 'holdfast'
-import type { AcquireOptions, ConnectOptions, Duration, Lock, LockError, OncePerOptions, Target } from 'holdfast'
+import type {
+  ConnectOptions,
+  Duration,
+  Lock,
+  LockError,
+  OncePerOptions,
+  PermitOptions,
+  PermitUsingOptions,
+  Semaphore,
+  Target,
+} from 'holdfast'
 import 'reflect-metadata'
 
 /** The options of `HoldfastModule.forRoot`: those of `LockService.connect`, and how the service is closed. */
@@ -23,12 +33,20 @@ export interface HoldfastModuleAsyncOptions extends Pick<ModuleMetadata, 'import
 }
 
 /** The options of `@Locked`. */
-export interface LockedOptions extends AcquireOptions {
+export interface LockedOptions extends PermitUsingOptions {
   /**
    * What a call does when the name is still busy after `waitMs`: `throw` rejects with `LOCK_TIMEOUT`; `skip` resolves to `undefined`
    * without a call of the method. Default: `throw`, which waits for `waitMs` (10 s); with `skip`, `waitMs` is 0.
    */
   ifBusy?: 'throw' | 'skip' | undefined
+  /** The largest number of permits of the name that are in use: the method runs with a permit of this semaphore instead of a lock. For one name. */
+  limit?: number | undefined
+  /** With `limit`: the number of permits of each call. Default: 1 */
+  permits?: number | undefined
+  /** As for `using`; `run` is only for `limit`, and not with `ifBusy: 'skip'`. Default: `fail` */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined
+  /** The method runs as a reader or as a writer of the read/write lock of the name, instead of under a lock. For one name. */
+  mode?: 'read' | 'write' | undefined
 }
 
 /** The result of `HoldfastHealthIndicator.isHealthy`, as `@nestjs/terminus` expects it. */
@@ -53,26 +71,53 @@ export function currentLock(): Lock {
 }
 
 /**
- * Runs a method under a lock, as `locks.using` does.
+ * Runs a method under a lock, as `locks.using` does; with `limit` with a permit of a semaphore, with `mode` on a side of a read/write lock.
  * @param name the lock's name, or a function that returns it (or several) for the arguments of a call
  *
  * @example
  * @Locked((order: Order) => `order:${order.id}`, { waitMs: '5s' })
  * async pay(order: Order) { … }
+ *
+ * @Locked('models', { limit: 5, waitMs: '1m' })
+ * async ask(question: string) { … }
  */
 export function Locked<A extends any[]>(
   name: string | readonly string[] | ((...args: A) => string | readonly string[]),
   options: LockedOptions = {},
 ): AsyncMethodDecorator {
-  const { ifBusy = 'throw', ...acquire } = options
+  const { ifBusy = 'throw', limit, mode, ...acquire } = options
   if (ifBusy !== 'throw' && ifBusy !== 'skip')
     throw new TypeError(`@Locked: ifBusy must be 'throw' or 'skip', not ${String(ifBusy)}`)
+  if (mode !== undefined && mode !== 'read' && mode !== 'write')
+    throw new TypeError(`@Locked: mode must be 'read' or 'write', not ${String(mode)}`)
+  if (mode !== undefined && limit !== undefined) throw new TypeError('@Locked: limit and mode exclude each other')
+  if (acquire.permits !== undefined && limit === undefined) throw new TypeError('@Locked: permits needs limit')
   return wrapped('Locked', async (locks, args, job) => {
     const names = typeof name === 'function' ? name(...(args as A)) : name
-    if (ifBusy === 'throw') return locks.using(names, acquire, job)
-    const attempt = await locks.tryUsing(names, acquire, job)
+    const { using, tryUsing } = callsOf(locks, names, limit, mode)
+    if (ifBusy === 'throw') return using(acquire, job)
+    // The service rejects an `onStoreError` that is not for this call.
+    const attempt = await tryUsing(acquire as PermitOptions, job)
     return attempt.ran ? attempt.value : undefined
   })
+}
+
+/** Returns the calls of a lock, of a semaphore, or of a side of a read/write lock. */
+function callsOf(
+  locks: LockService,
+  names: string | readonly string[],
+  limit: number | undefined,
+  mode: 'read' | 'write' | undefined,
+): Pick<Semaphore, 'using' | 'tryUsing'> {
+  if (limit === undefined && mode === undefined) {
+    return {
+      using: (options: any, fn?: any) => locks.using(names, options, fn),
+      tryUsing: (options: any, fn?: any) => locks.tryUsing(names, options, fn),
+    }
+  }
+  if (typeof names !== 'string')
+    throw new TypeError(`@Locked: ${limit === undefined ? 'mode' : 'limit'} needs one name`)
+  return limit === undefined ? locks.readWriteLock(names)[mode!] : locks.semaphore(names, limit)
 }
 
 /**

@@ -53,6 +53,33 @@ export class Payments {
     return [...currentLock().names]
   }
 
+  @Locked((pool: string) => pool, { limit: 3, permits: 1, waitMs: '20s' })
+  async ask(_pool: string): Promise<number> {
+    did.running += 1
+    did.mostRunning = Math.max(did.mostRunning, did.running)
+    await sleep(20)
+    did.running -= 1
+    return currentLock().permits
+  }
+
+  @Locked((pool: string) => pool, { limit: 3, permits: 3, ifBusy: 'skip' })
+  async askAlone(_pool: string): Promise<number> {
+    return currentLock().permits
+  }
+
+  @Locked('catalog', { mode: 'read', ifBusy: 'skip' })
+  async report(during: () => Promise<unknown>): Promise<unknown> {
+    return during()
+  }
+
+  @Locked('catalog', { mode: 'write', ifBusy: 'skip' })
+  async importAll(during: () => Promise<unknown>): Promise<unknown> {
+    return during()
+  }
+
+  @Locked((names: string[]) => names, { limit: 3 })
+  async askWith(_names: string[]): Promise<void> {}
+
   @SetMetadata('above', 1)
   @Locked('described')
   @SetMetadata('below', 2)
