@@ -61,41 +61,11 @@ pub(super) async fn check(
             list(names.iter().map(Bytes))
         )));
         queues.push(answers.len() + packet.add(joined(" UNION ALL ", names.iter().map(first))));
-        let shared: Vec<&StoredName> = names.iter().filter(|name| is_shared(name)).collect();
-        if !shared.is_empty() {
-            let ranges = shared.iter().map(|name| {
-                let (first, end) = bounds(name);
-                range(&first, &end)
-            });
-            shares.push(answers.len() + packet.add(format_args!(
-                "SELECT name, permits, permit_limit, owner, expires_at - @u, @u - since FROM {locks} FORCE INDEX (PRIMARY) \
-                 WHERE ({}) AND expires_at > @u",
-                joined(" OR ", ranges)
-            )));
-            let first = |name| {
-                let name = Bytes(name);
-                format!(
-                    "(SELECT name, permits, permit_limit, NULL FROM {waiters} WHERE name = {name} AND alive_until > @u ORDER BY ticket LIMIT 1)"
-                )
-            };
-            shares.push(answers.len() + packet.add(joined(" UNION ALL ", shared.into_iter().map(first))));
-        }
+        let first = answers.len();
+        let added = add_shares(&mut packet, &server.tables, names);
+        shares.extend(added.into_iter().map(|index| first + index));
     }
     session.run(packet, &mut answers).await?;
-    let lease = |row: &Row, remaining, age, holder| {
-        Some(CheckedLease {
-            remaining: micros(row.number(remaining)?),
-            age: micros(row.number(age).unwrap_or_default()),
-            holder: row.text(holder)?,
-        })
-    };
-    let share = |row: &Row| {
-        Some(CheckedShare {
-            name: row.bytes(0)?.to_vec(),
-            share: share(row, 1),
-            lease: lease(row, 4, 5, 3),
-        })
-    };
     let mut leases: HashMap<StoredName, CheckedLease> = leases
         .iter()
         .flat_map(|index| rows(&answers, *index))
@@ -124,10 +94,54 @@ pub(super) async fn check(
         shares: shares
             .iter()
             .flat_map(|index| rows(&answers, *index))
-            .filter_map(share)
+            .filter_map(checked_share)
             .collect(),
         now_us: rows(&answers, clock).first().and_then(|row| row.number(0)),
         kept: kept.iter().filter_map(|row| row.text(0)).collect(),
+    })
+}
+
+/// Adds the statements that read the shares of the shared names, and their first waiters. Returns the indexes of their answers.
+fn add_shares(packet: &mut Packet, tables: &Tables, names: &[StoredName]) -> Vec<usize> {
+    let Tables { locks, waiters, .. } = tables;
+    let shared: Vec<&StoredName> = names.iter().filter(|name| is_shared(name)).collect();
+    let of_name = |name: &&StoredName| {
+        let (first, end) = bounds(name);
+        range(&first, &end)
+    };
+    let first = |name: &&StoredName| {
+        let name = Bytes(name);
+        format!(
+            "(SELECT name, permits, permit_limit, NULL FROM {waiters} WHERE name = {name} AND alive_until > @u ORDER BY ticket LIMIT 1)"
+        )
+    };
+    let ranges = joined(" OR ", shared.iter().map(of_name));
+    let statements = [
+        format!(
+            "SELECT name, permits, permit_limit, owner, expires_at - @u, @u - since FROM {locks} FORCE INDEX (PRIMARY) \
+             WHERE ({ranges}) AND expires_at > @u"
+        ),
+        joined(" UNION ALL ", shared.iter().map(first)),
+    ];
+    let statements = statements.into_iter().filter(|_| !shared.is_empty());
+    statements.map(|statement| packet.add(statement)).collect()
+}
+
+/// Reads the lease of a row. `None`: it lacks a value.
+fn lease(row: &Row, remaining: usize, age: usize, holder: usize) -> Option<CheckedLease> {
+    Some(CheckedLease {
+        remaining: micros(row.number(remaining)?),
+        age: micros(row.number(age).unwrap_or_default()),
+        holder: row.text(holder)?,
+    })
+}
+
+/// Reads a share, or the first waiter of a shared name.
+fn checked_share(row: &Row) -> Option<CheckedShare> {
+    Some(CheckedShare {
+        name: row.bytes(0)?.to_vec(),
+        share: share(row, 1),
+        lease: lease(row, 4, 5, 3),
     })
 }
 

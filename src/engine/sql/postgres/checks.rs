@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use super::error::{MISSING_PRIVILEGE, READ_ONLY};
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
-use super::transaction::share;
-use crate::engine::core::ledger::{StoredName, bounds, is_shared};
+use crate::engine::core::ledger::{StoredName, bounds, is_shared, stored_share};
 use crate::engine::sql::failure::{Failure, Kind};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::products::OF_POSTGRES;
@@ -102,7 +101,7 @@ pub(super) async fn check(
         let span = |column| Ok(micros(session.get::<Option<i64>>(row, column)?.unwrap_or_default()));
         Ok(CheckedShare {
             name: session.get(row, 0)?,
-            share: share(session, row, 2)?,
+            share: stored_share(session.get::<Option<i32>>(row, 2)?, session.get(row, 3)?),
             lease: match holder {
                 Some(holder) => Some(CheckedLease {
                     remaining: span(4)?,

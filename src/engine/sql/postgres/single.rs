@@ -9,9 +9,8 @@ use tokio_postgres::Row;
 
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
-use super::transaction::share;
 use crate::engine::RESERVATION;
-use crate::engine::core::ledger::{Content, Notification, StoredName};
+use crate::engine::core::ledger::{Content, Notification, StoredName, stored_share};
 use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::failure::Kind;
 use crate::engine::sql::server::Outcome;
@@ -234,6 +233,6 @@ fn lease(session: &PostgresSession, row: &Row) -> Outcome<Option<Lease>> {
         since_ms: session.get(row, 5)?,
         metadata: session.get(row, 6)?,
         waiting: session.get(row, 7)?,
-        share: share(session, row, 8)?,
+        share: stored_share(session.get::<Option<i32>>(row, 8)?, session.get(row, 9)?),
     }))
 }

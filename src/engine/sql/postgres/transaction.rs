@@ -60,7 +60,11 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
         }
     }
     for row in &shares {
-        let (end, fence, share) = (session.get(row, 2)?, session.get(row, 3)?, share(session, row, 4)?);
+        let (end, fence, share) = (
+            session.get(row, 2)?,
+            session.get(row, 3)?,
+            stored_share(session.get::<Option<i32>>(row, 4)?, session.get(row, 5)?),
+        );
         found.insert(
             session.get(row, 0)?,
             ledger::Row::read(session.get(row, 1)?, end, fence, share),
@@ -71,12 +75,6 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     }
     let positions: Outcome<Vec<Position>> = queue.iter().map(|row| position(session, row, process)).collect();
     Ok(Ledger::new(now_us, found, positions?))
-}
-
-/// Reads permits, and their limit from the next column.
-pub(super) fn share(session: &PostgresSession, row: &Row, column: usize) -> Outcome<Option<Share>> {
-    let number = |column| session.get::<Option<i32>>(row, column);
-    Ok(stored_share(number(column)?, number(column + 1)?))
 }
 
 /// Reads a position in a queue.
@@ -90,7 +88,7 @@ fn position(session: &PostgresSession, row: &Row, process: &str) -> Outcome<Posi
         holder: host
             .zip(pid)
             .map(|(host, pid)| Arc::new(Process { host, pid: pid as u32 })),
-        share: share(session, row, 8)?,
+        share: stored_share(session.get::<Option<i32>>(row, 8)?, session.get(row, 9)?),
     };
     let (ticket, name, owner) = (session.get(row, 0)?, session.get(row, 1)?, session.get(row, 2)?);
     Ok(Position::read(ticket, name, owner, session.get(row, 3)?, waiter))

@@ -1,4 +1,4 @@
--- Writes shares: removes those that were released, and never shortens the lease of an owner, who may have renewed it since it was read.
+-- Writes shares: removes those that were released, and never shortens the lease of an owner: it may have been renewed since it was read.
 --
 -- $1 names   $2 owners (NULL: released)   $3 ends of the leases   $4 fences   $5 whether each is a grant
 -- $6 hosts (NULL: unchanged)   $7 pids   $8 metadata   $9 permits   $10 their limits
