@@ -15,7 +15,7 @@ import { startZookeeper } from '../scripts/zookeeper.mjs'
 import { LockService } from '../index.js'
 import { directUrl } from './mongodb-client.mjs'
 import { random, skip } from './stores.mjs'
-import { until } from './tools.mjs'
+import { prepared, until } from './tools.mjs'
 import { folderOf } from './zookeeper-client.mjs'
 
 /** The types of the frames of HTTP/2 with a reply are up to this one: data and headers. */
@@ -433,12 +433,10 @@ class ProxyFixture {
   warm = async (options) => {
     const locks = await this.connect({ storeTimeoutMs: 4000, ...options })
     // With the ttl of the tests: etcd has a lease for each class of ttls, and one for waiters.
-    await (await locks.acquire('warm', { ttlMs: 60_000 })).release()
-    const lock = await locks.acquire(['warm', 'up'], { ttlMs: 60_000 })
-    await lock.extend(61_000)
-    await lock.release()
-    await locks.acquireLock('warm', 60)
-    await locks.releaseLock('warm')
+    await prepared(() => locks.using('warm', { ttlMs: 60_000 }, () => {}))
+    await prepared(() => locks.using(['warm', 'up'], { ttlMs: 60_000 }, (lock) => lock.extend(61_000)))
+    await prepared(() => locks.acquireLock('warm', 60))
+    await prepared(() => locks.releaseLock('warm'))
     return locks
   }
 

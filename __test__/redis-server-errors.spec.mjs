@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { SLACK_MS, proxySuite } from './proxy.mjs'
 import { openRedis } from './redis-client.mjs'
-import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
+import { prepared, rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
 const STORE_TIMEOUT_MS = 1500
 
@@ -126,7 +126,7 @@ proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
     test(`${what}: calls reject with a clear error, and succeed again afterwards`, async (fixture, t) => {
       const context = open(fixture, t)
       const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS })
-      const held = await locks.acquire('held', { ttlMs: 60_000 })
+      const held = await prepared(() => locks.acquire('held', { ttlMs: 60_000 }))
       const end = await fault.begin(context)
       const startedAt = performance.now()
       const error = await rejects(locks.acquire('a', { waitMs: 60_000 }), 'LOCK_STORE', { engine: 'redis', key: 'a' })

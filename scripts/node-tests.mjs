@@ -55,7 +55,7 @@ export async function runTests(files, concurrency) {
   const ended = ({ name, file, nesting, skip, todo, details }, isGood) => {
     if (!isGood && details.error?.failureType !== 'subtestsFailed')
       failed.push({ nesting, text: `${name}\n${inspect(details.error?.cause ?? details.error)}` })
-    // A suite is reported after its tests. Its name tells the store, which the file does not.
+    // A suite is reported after its tests. Its name has the store, which the file does not.
     else if (!isGood)
       for (const test of failed.filter((test) => test.nesting > nesting)) {
         test.text = `${name}: ${test.text}`

@@ -48,20 +48,21 @@ export function options(test) {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('removed', { ttlMs: 3000 })
     assert.equal(await b.forceRelease('removed'), true)
+    const { renewed } = a.stats()
     await until('the loss', () => !lock.isHeld)
     await sleep(300)
     assert.equal(await b.inspect('removed'), null)
-    assert.equal(a.stats().renewed, 0)
+    assert.equal(a.stats().renewed, renewed)
   })
 
   test('maxHoldMs ends a renewed lease', async (store) => {
     const [a, b] = await store.connectAll(2)
     const began = performance.now()
-    const lock = await a.acquire('most', { ttlMs: 2500, maxHoldMs: 4000 })
+    const lock = await a.acquire('most', { ttlMs: 4500, maxHoldMs: 6000 })
     const lost = once(lock.signal, 'abort')
     await b.acquire('most', { waitMs: 20_000 })
     // The lease counts from the sending of the request, a little before `acquire` resolved.
-    assert.ok(performance.now() - began >= 3800, 'ended too early')
+    assert.ok(performance.now() - began >= 5800, 'ended too early')
     await lost
     assertLockError(lock.signal.reason, 'LOCK_LOST', { key: 'most' })
     assert.match(lock.signal.reason.message, /maxHoldMs/)

@@ -304,8 +304,8 @@ export function security(driver, cases) {
 
     test('rights that are revoked at run time, and given again', async () => {
       const url = driver.url({ ...servers.users, login: LOGIN })
-      const locks = await connect(url, { storeTimeoutMs: 2000 })
-      const lock = await locks.acquire('revoked', { ttlMs: 2000 })
+      const locks = await connect(url, { storeTimeoutMs: 4000 })
+      const lock = await locks.acquire('revoked', { ttlMs: 6000 })
       await driver.revoke(servers.users)
       const { permission = /permission/ } = driver.errors
       const isRefused = async () => {
@@ -314,7 +314,7 @@ export function security(driver, cases) {
       }
       if (driver.revokedLocksLast) {
         await isRefused()
-        await sleep(6000)
+        await sleep(7000)
         assert.ok(lock.isHeld, 'its renewals read its own node')
       } else {
         await until('the loss', () => lock.signal.aborted)
