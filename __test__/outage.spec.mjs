@@ -304,10 +304,10 @@ for (const kind of SERVER_KINDS) {
     test('a server that restarts', async ({ server, direct, ...fixture }) => {
       const locks = await fixture.warm({ storeTimeoutMs: 30_000 })
       const long = await locks.acquire('long', { ttlMs: 60_000 })
-      // Not renewed: with renewals the lease would survive a restart within a second.
-      const short = await locks.acquire('short', { ttlMs: 3000, renew: false })
       // Its limit is longer than a restart on a busy machine.
       const other = await fixture.connect({ storeTimeoutMs: 30_000 }, server.port)
+      // Not renewed: with renewals the lease would survive a restart within a second.
+      const short = await locks.acquire('short', { ttlMs: 4500, renew: false })
       const waiter = other.acquire('short', { waitMs: 60_000 })
       await waiting(other, 1)
       const before = long.fencingToken

@@ -125,7 +125,7 @@ for (const kind of STORES.split(' ')) {
     })
 
     test('a process that was suspended past its ttl sees the loss at its first check', async (store, t) => {
-      const ttlMs = 1500
+      const ttlMs = 4500
       const locks = await store.connect()
       const variants = [
         { loop: 'interval', check: 'isHeld' },

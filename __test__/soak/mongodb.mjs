@@ -5,7 +5,7 @@ import { MongoClient } from 'mongodb'
 import { startMongod } from '../../scripts/servers.mjs'
 import { LockService } from '../../index.js'
 import { startProxy } from '../proxy.mjs'
-import { sleep, until } from '../tools.mjs'
+import { prepared, sleep, until } from '../tools.mjs'
 
 /** Slack for a machine that stalls for a moment. */
 const SLACK_MS = 3000
@@ -193,8 +193,8 @@ export async function replacedClient({ storeTimeoutMs = 800 } = {}) {
     }
     try {
       const url = `mongodb://127.0.0.1:${proxy.port}/holdfast?directConnection=true&heartbeatFrequencyMS=500`
-      const service = await connect({ storeTimeoutMs }, url)
-      await (await service.tryAcquire('before')).release()
+      const service = await connect({ storeTimeoutMs, connectMs: 20_000 }, url)
+      await prepared(() => service.using('before', () => {}))
       await until('the monitor is connected', () => monitors.size === 1)
       isSilent = true
       const began = performance.now()

@@ -95,7 +95,7 @@ export function failover(driver) {
       for (const cut of [(leader + 1) % 3, await cluster.leader()]) {
         const others = [0, 1, 2].filter((index) => index !== cut)
         const [a, b] = [await connect(cluster.url(cut)), await connect(cluster.url(...others))]
-        const held = await a.acquire('n', { ttlMs: 2000 })
+        const held = await a.acquire('n', { ttlMs: 4500 })
         let lostAt = Infinity
         held.signal.addEventListener('abort', () => (lostAt = performance.now()))
         const wait = b.acquire('n', { waitMs: 60_000, onStoreError: 'wait' })
