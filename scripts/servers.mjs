@@ -113,7 +113,9 @@ export async function testServers({ optional = false, stores = STORES } = {}) {
   const isOfStores = stores === STORES ? /./ : new RegExp(stores.join('|'), 'i')
   /** @type {{ stop: () => Promise<unknown> }[]} */
   const started = []
-  const ports = process.env.HOLDFAST_TEST_PORTS ?? (await mkdtemp(join(tmpdir(), 'holdfast-ports-')))
+  const ports =
+    process.env.HOLDFAST_TEST_PORTS ??
+    (await mkdtemp(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-ports-')))
   const isOurs = process.env.HOLDFAST_TEST_PORTS === undefined
   process.env.HOLDFAST_TEST_PORTS = ports
   const stop = async () => {

@@ -292,7 +292,7 @@ export function security(driver, cases) {
             let refusal
             const isWaiting = async () => {
               // On a machine that stands still a call may end before its statement is seen.
-              refusal ??= later(rejects(call(), 'LOCK_STORE', { retryable: true })).finally(() => (refusal = undefined))
+              refusal ??= later(rejects(call(), 'LOCK_STORE', { retryable: true }).finally(() => (refusal = undefined)))
               return (await driver.rowWaits(run)) > 0
             }
             await until('a statement that waits', isWaiting)
