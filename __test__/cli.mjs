@@ -9,7 +9,7 @@ import { LockService } from '../index.js'
 import { sleep } from './tools.mjs'
 
 export const CLI = fileURLToPath(new URL('../bin/holdfast.mjs', import.meta.url))
-export const TIMEOUT_MS = 60_000
+export const TIMEOUT_MS = 120_000
 
 export const folder = mkdtempSync(join(tmpdir(), 'holdfast-cli-'))
 export const url = `sqlite:${join(folder, 'locks.sqlite')}`

@@ -396,7 +396,7 @@ class ProxyFixture {
   static async open(kind, server) {
     const { url, directUrl = url, options: secure, service, prepare } = /** @type {any} */ (SERVERS[kind])
     const options = { keyPrefix: `${random()}:`, ...service }
-    const direct = await LockService.connect(directUrl(server.port), options)
+    const direct = await LockService.connect(directUrl(server.port), { connectMs: 20_000, ...options })
     const proxy = await startProxy(server.port, { secure: secure !== undefined })
     proxy.isHttp2 = SERVERS[kind].engine === 'etcd'
     await prepare?.(direct)

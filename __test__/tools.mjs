@@ -201,6 +201,25 @@ export async function prepared(call) {
 }
 
 /**
+ * Makes calls, and repeats them when one fails with a retryable `LOCK_STORE` while this process stalled: then the store timeout may have
+ * passed meanwhile.
+ *
+ * @template T
+ * @param {(attempt: number) => Promise<T>} calls
+ * @returns {Promise<T>}
+ */
+export async function unlessStalled(calls) {
+  for (let attempt = 1; ; attempt++) {
+    const stalledMs = stallwatch()
+    try {
+      return await calls(attempt)
+    } catch (error) {
+      if (error.code !== 'LOCK_STORE' || !error.retryable || attempt === 5 || stalledMs() < 250) throw error
+    }
+  }
+}
+
+/**
  * Returns the median of numbers; of an even count the larger one in the middle.
  *
  * @param {number[]} values
