@@ -157,8 +157,11 @@ export class TestStore {
     return Math.min(ttlMs, KINDS[this.kind].longestMs ?? ttlMs) + (KINDS[this.kind].clockErrorMs ?? 0)
   }
 
+  /** @param {import('../index.js').ConnectOptions} [options] */
   async connect(options = {}) {
-    const service = await LockService.connect(this.target, { ...this.options, ...options })
+    // A busy machine may need several attempts.
+    const repeated = options.lazy ? {} : { connectMs: 20_000 }
+    const service = await LockService.connect(this.target, { ...repeated, ...this.options, ...options })
     this.#services.push(service)
     return service
   }

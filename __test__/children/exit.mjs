@@ -22,7 +22,7 @@ const scenarios = {
   async waited() {
     const locks = await open()
     await hold(locks, 3, { ttlMs: 60_000 })
-    const waits = names(3).map((name) => locks.acquire(name, { waitMs: 200 }).catch((error) => error.code))
+    const waits = names(3).map((name) => locks.acquire(name, { waitMs: 3000 }).catch((error) => error.code))
     report({ codes: await Promise.all(waits) })
   },
   async closed() {
