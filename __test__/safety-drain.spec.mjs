@@ -142,7 +142,7 @@ for (const kind of Object.keys(KINDS)) {
       const close = `close(${options ? '{ drainMs }' : ''})`
 
       test(`${close}: signals abort, then the names are free, then the promise resolves`, async (store) => {
-        const [a, b] = await store.connectAll(2)
+        const [a, b] = await store.connectAll(2, { storeTimeoutMs: 20_000 })
         const names = Array.from({ length: 8 }, (_, index) => `n${index}`)
         const order = []
         let running = 0
