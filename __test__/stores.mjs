@@ -147,7 +147,10 @@ export class TestStore {
     used.set(this.kind, (used.get(this.kind) ?? new Set()).add(name))
   }
 
-  /** Uses sessions that end soon after a process has died, where entries end with a session. */
+  /**
+   * Uses sessions that end soon after a process has died, where entries end with a session: in other processes, which get `options`. The
+   * services of the test keep longer ones, which a machine that stands still does not end.
+   */
   useShortSessions() {
     if (KINDS[this.kind].longestMs) this.options.sessionTimeoutMs = 4000
   }
@@ -161,7 +164,8 @@ export class TestStore {
   async connect(options = {}) {
     // A busy machine may need several attempts.
     const repeated = options.lazy ? {} : { connectMs: 20_000 }
-    const service = await LockService.connect(this.target, { ...repeated, ...this.options, ...options })
+    const { sessionTimeoutMs: _, ...own } = this.options
+    const service = await LockService.connect(this.target, { ...repeated, ...own, ...options })
     this.#services.push(service)
     return service
   }
