@@ -4,7 +4,7 @@ import { execFileSync, spawn } from 'node:child_process'
 import { existsSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { after, describe, test } from 'node:test'
-import { CLI, folder, isInstalled, locks, TIMEOUT_MS, url } from './cli.mjs'
+import { CLI, folder, isInstalled, locks, settled, TIMEOUT_MS, url } from './cli.mjs'
 import { skip } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
@@ -88,12 +88,12 @@ describe('holdfast in a terminal', { concurrency: 1 }, () => {
       const count = () => (existsSync(ticks) ? readFileSync(ticks, 'utf8').length : 0)
       const { screen, send } = open(`z${flag.length}`, 'bash --norc --noprofile')
       const script = `'while :; do printf . >> ${ticks}; sleep 0.05; done'`
-      send(command(`run --ttl 3s ${flag} ${name} -- sh -c ${script}; echo code=$?`), 'Enter')
+      send(command(`run --ttl 9s ${flag} ${name} -- sh -c ${script}; echo code=$?`), 'Enter')
       await until('a tick', () => count() > 0)
       const stop = async () => {
         send('C-z')
         await until('the shell', () => /Stopped/.test(screen()))
-        return count()
+        return settled(count)
       }
       const before = await stop()
       send('clear; fg', 'Enter')

@@ -6,9 +6,10 @@ import { join } from 'node:path'
 import { after } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { LockService } from '../index.js'
+import { sleep } from './tools.mjs'
 
 export const CLI = fileURLToPath(new URL('../bin/holdfast.mjs', import.meta.url))
-export const TIMEOUT_MS = 60_000
+export const TIMEOUT_MS = 120_000
 
 export const folder = mkdtempSync(join(tmpdir(), 'holdfast-cli-'))
 export const url = `sqlite:${join(folder, 'locks.sqlite')}`
@@ -31,6 +32,17 @@ export function start(args, env) {
 
 /** @param {string[]} args */
 export const cli = (...args) => start(args).ended
+
+/** Waits until all output of a stopped command has arrived: its length is the same three times. @param {() => number} length */
+export async function settled(length) {
+  for (let [last, same] = [length(), 0]; same < 3;) {
+    await sleep(100)
+    const next = length()
+    same = next === last ? same + 1 : 0
+    last = next
+  }
+  return length()
+}
 
 /** Whether there is a program. @param {string} file @param {string} version */
 export function isInstalled(file, version) {

@@ -8,7 +8,7 @@ import { describe, test } from 'node:test'
 import { redisTls } from '../scripts/certificates.mjs'
 import { freePort, locateRedis, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
-import { CLI, cli, folder, isInstalled, locks, start, stateOf, TIMEOUT_MS, url } from './cli.mjs'
+import { CLI, cli, folder, isInstalled, locks, settled, start, stateOf, TIMEOUT_MS, url } from './cli.mjs'
 import { withMongo } from './mongodb-client.mjs'
 import { startProxy } from './proxy.mjs'
 import { canStartServer, missing, random, serverUrl, skip } from './stores.mjs'
@@ -69,15 +69,15 @@ describe('holdfast run', { concurrency: 4 }, () => {
       ['outlives:signal', 'SIGTERM', 0],
       ['outlives:lost', undefined, 76],
     ])) {
-      const script = `bash -c 'trap "" TERM; echo $$; while :; do sleep 0.05; done' & trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done`
-      const args = ['run', '--ttl', '3s', '--kill-after', '1s', name, '--', 'bash', '-c', script]
+      const script = `bash -c 'trap "" TERM; echo child $$; while :; do sleep 0.05; done' & trap 'exit 0' TERM; echo parent $$; while :; do sleep 0.05; done`
+      const args = ['run', '--ttl', '9s', '--kill-after', '3s', name, '--', 'bash', '-c', script]
       const { child, output, ended } = start(args)
-      await until('the command', () => /ready/.test(output.stdout) && /\d+\n/.test(output.stdout))
-      const pid = Number(/\d+/.exec(output.stdout)?.[0])
+      const pidOf = (/** @type {string} */ which) => Number(new RegExp(`${which} (\\d+)\n`).exec(output.stdout)?.[1])
+      await until('the command', () => pidOf('child') && pidOf('parent'))
+      const pid = pidOf('child')
       if (end) {
         child.kill(end)
-        // Its parent ends at once.
-        await sleep(300)
+        await until('the end of its parent', () => stateOf(pidOf('parent')) === '-')
         assert.ok(await locks.inspect(name))
       } else await locks.forceRelease(name)
       assert.equal((await ended).code, code)
@@ -88,15 +88,13 @@ describe('holdfast run', { concurrency: 4 }, () => {
 
   test('SIGTSTP stops the command, SIGCONT continues it while the lock is held', { timeout: TIMEOUT_MS }, async () => {
     const script = `echo $$; while :; do echo tick; done`
-    const { child, output, ended } = start(['run', '--ttl', '3s', 'stopped', '--', 'bash', '-c', script])
+    const { child, output, ended } = start(['run', '--ttl', '9s', 'stopped', '--', 'bash', '-c', script])
     await until('the command', () => output.stdout.includes('tick'))
     const pid = Number(/\d+/.exec(output.stdout)?.[0])
     const stop = async () => {
       child.kill('SIGTSTP')
       await until('the stop', () => stateOf(child.pid) === 'T' && stateOf(pid) === 'T')
-      // Until all of its output has arrived.
-      await sleep(300)
-      return output.stdout.length
+      return settled(() => output.stdout.length)
     }
     const before = await stop()
     child.kill('SIGCONT')
@@ -113,7 +111,7 @@ describe('holdfast run', { concurrency: 4 }, () => {
   })
 
   test('a command that has lost its lock is killed, and the code is 76', { timeout: TIMEOUT_MS }, async () => {
-    const { output, ended } = start(['run', '--ttl', '2s', 'lost', '--', 'sh', '-c', 'echo ready; sleep 60'])
+    const { output, ended } = start(['run', '--ttl', '6s', 'lost', '--', 'sh', '-c', 'echo ready; sleep 60'])
     await until('the command', () => output.stdout.includes('ready'))
     await locks.forceRelease('lost')
     const { code, stderr } = await ended
@@ -125,7 +123,7 @@ describe('holdfast run', { concurrency: 4 }, () => {
     const own = mkdtempSync(join(folder, 'outage-'))
     const file = join(own, 'locks.sqlite')
     const script = `trap 'echo stopped; exit 0' TERM; echo ready; while :; do sleep 0.05; done`
-    const { output, ended } = start(['run', '--ttl', '3s', 'outage', '--', 'sh', '-c', script], {
+    const { output, ended } = start(['run', '--ttl', '9s', 'outage', '--', 'sh', '-c', script], {
       HOLDFAST_URL: `sqlite:${file}`,
     })
     await until('the command', () => output.stdout.includes('ready'))

@@ -362,11 +362,15 @@ describe('servers that the URL does not fit', () => {
       for (let attempt = 0; attempt < 5 && fastest >= 1000; attempt++) {
         const startedAt = performance.now()
         const call = LockService.connect(url.replace('PORT', at[server]), options?.())
-        const error = await rejects(call, 'LOCK_STORE', { retryable: false })
-        fastest = Math.min(fastest, performance.now() - startedAt)
+        const error = await rejects(call, 'LOCK_STORE')
+        const tookMs = performance.now() - startedAt
+        fastest = Math.min(fastest, tookMs)
+        assert.doesNotMatch(error.message, /ResponseError|ErrorKind|\{|wrong@|hunter2/, 'no names of Rust, no password')
+        // A slow one may have reached a limit before the cause was known.
+        if (tookMs >= 1000) continue
+        assert.equal(error.retryable, false, error.message)
         assert.match(error.message, message)
         assert.match(error.message, /: connect failed: /)
-        assert.doesNotMatch(error.message, /ResponseError|ErrorKind|\{|wrong@|hunter2/, 'no names of Rust, no password')
       }
       assert.ok(fastest < 1000, `${fastest} ms`)
     })

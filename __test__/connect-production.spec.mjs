@@ -11,7 +11,7 @@ import { freePort, locateMongod, locateRedis, startMongod, startRedis } from '..
 import { LockService } from '../index.js'
 import { openRedis } from './redis-client.mjs'
 import { canStartServer, connectWith, random } from './stores.mjs'
-import { INDEX, later, output, rejects, sleep, until } from './tools.mjs'
+import { INDEX, later, output, rejects, sleep, stopwatch, until } from './tools.mjs'
 
 const run = promisify(execFile)
 
@@ -107,8 +107,13 @@ describe('logins', { concurrency: 2 }, () => {
       [() => new Promise(() => {}), /were not there within 1000 ms$/],
     ]
     for (const [credentials, message] of failures) {
-      const call = connect(server.url, { credentials, storeTimeoutMs: 2000 })
-      const error = await rejects(call, 'LOCK_STORE', { retryable: true, engine: 'redis' })
+      const attempt = () => {
+        const call = connect(server.url, { credentials, storeTimeoutMs: 2000 })
+        return rejects(call, 'LOCK_STORE', { retryable: true, engine: 'redis' })
+      }
+      let error = await attempt()
+      // On a machine that stands still the limit of the call may end it before.
+      for (let repeats = 0; repeats < 4 && !message.test(error.message); repeats++) error = await attempt()
       assert.match(error.message, message)
     }
     /** @type {[password: () => any, message: RegExp][]} */
@@ -317,13 +322,14 @@ for (const [kind, { locate, start }] of Object.entries(STORES)) {
       const started = performance.now()
       await rejects(locks.acquire('n', { ...forever, waitMs: 3000 }), 'LOCK_STORE', { retryable: true })
       const took = performance.now() - started
+      const sinceFirst = stopwatch()
       assert.ok(took >= 2990 && took < 20_000, `${took} ms`)
       const defaults = { waitMs: 3000, onStoreError: /** @type {const} */ ('wait') }
       const withDefaults = await lazy({ defaults })
       const waits = later(withDefaults.using('n', (lock) => lock.isHeld))
       await rejects(withDefaults.acquire('n', { onStoreError: 'fail' }), 'LOCK_STORE', { retryable: true })
       await rejects(withDefaults.tryAcquire('n'), 'LOCK_STORE', { retryable: true })
-      assert.ok(performance.now() - started < took + 3000)
+      assert.ok(sinceFirst() < 3000, `${sinceFirst()} ms`)
       await rejects(waits, 'LOCK_STORE', { retryable: true })
 
       const controller = new AbortController()

@@ -135,7 +135,7 @@ for (const kind of /** @type {const} */ ([
     test('the period of a job continues through an outage at its end', async ({ connect, direct, proxy }) => {
       // On ZooKeeper leases end with the session.
       const session = kind === 'zookeeper' ? { sessionTimeoutMs: 8000 } : {}
-      const locks = await connect({ storeTimeoutMs: 2000, ...session })
+      const locks = await connect({ storeTimeoutMs: 4000, ...session })
       let runs = 0
       let end
       const ended = new Promise((resolve) => (end = resolve))
@@ -144,7 +144,7 @@ for (const kind of /** @type {const} */ ([
           runs++
           return ended
         })
-      const jobs = [job('short', '2s'), job('long', '30s')]
+      const jobs = [job('short', '4500ms'), job('long', '30s')]
       await until('the jobs', () => runs === 2)
       await proxy.down()
       end()
@@ -257,7 +257,11 @@ suite('memory', 'the process of an election', { concurrency: 2 }, (test) => {
   test('it lives while it waits for the leadership, and while it leads', async () => {
     const body = `
       setTimeout(() => lock.release(), 300).unref()
-      setTimeout(() => locks.close({ drainMs: '5s' }), 1500).unref()
+      const check = setInterval(() => {
+        if (!election.isLeader) return
+        clearInterval(check)
+        setTimeout(() => locks.close({ drainMs: '5s' }), 500).unref()
+      }, 20).unref()
       election.done.then(() => console.log('done'))`
     assert.deepEqual(await run({}, body), ['leads', 'done', 0])
   })

@@ -9,7 +9,7 @@ import { assertFree, inspectHeld, rejects, until, waiting } from './tools.mjs'
 
 /** Starts `etcdctl lock`, which holds a name until it is killed. `held` resolves to its key. */
 async function etcdctlLock(t, name) {
-  const args = ['--endpoints', new URL(String(serverUrl('etcd'))).host, 'lock', '--ttl', '2', name]
+  const args = ['--endpoints', new URL(String(serverUrl('etcd'))).host, 'lock', '--ttl', '5', name]
   const child = spawn(await locateEtcdctl(), args, { env: { ...process.env, ETCDCTL_API: '3' } })
   t.after(() => child.kill('SIGKILL'))
   let out = ''
@@ -75,7 +75,7 @@ suite('etcd', 'beside other tools', (test) => {
     store.options.keyPrefix = ''
     const name = `interop-${random()}`
     const [a, b] = await store.connectAll(2)
-    const first = await a.acquire(name, { ttlMs: 3000 })
+    const first = await a.acquire(name, { ttlMs: 6000 })
     const tool = await etcdctlLock(t, name)
     await until('its entry', async () => (await queued(name)()) === 2)
     const moved = await b.restore(first.transferable(), { ttlMs: 60_000 })
@@ -90,7 +90,7 @@ suite('etcd', 'beside other tools', (test) => {
 
   test('an entry that another client deleted is a lost lock, and is not created again', async (store) => {
     const locks = await store.connect()
-    const lock = await locks.acquire('n', { ttlMs: 900 })
+    const lock = await locks.acquire('n', { ttlMs: 4500 })
     const [entry] = await other().list(store.options.keyPrefix)
     await other().delete(entry.key)
     await until('the loss', () => lock.signal.aborted)

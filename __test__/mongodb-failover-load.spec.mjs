@@ -13,7 +13,7 @@ import {
   waitForRollback,
   withoutReplication,
 } from './replica-set.mjs'
-import { assertGrowing, rejects, sleep, until } from './tools.mjs'
+import { assertGrowing, prepared, rejects, sleep, until } from './tools.mjs'
 
 const NAMES = ['a', 'b', 'c']
 const STORM_MS = process.env.CI ? 30_000 : 15_000
@@ -129,11 +129,12 @@ replicaSetSuite('writes that are rolled back', { args: TEST_COMMANDS }, (test) =
 
   test('a write that never reached a majority was never granted', async ({ set, connect }) => {
     const [locks, other] = [
-      await connect({ storeTimeoutMs: 1500 }),
+      await connect({ storeTimeoutMs: 1500, connectMs: 20_000 }),
       await connect({ storeTimeoutMs: FAILOVER_TIMEOUT_MS }),
     ]
-    const first = await locks.acquire('n')
+    const first = await other.acquire('n')
     assert.equal(await first.release(), true)
+    await prepared(() => locks.using('n', () => {}))
     let second
     await partition(
       set,

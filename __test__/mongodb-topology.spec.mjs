@@ -67,7 +67,7 @@ withMongod(
     await mongoCommand(primary, { replSetInitiate: { _id: 'rs0', members, settings: { electionTimeoutMillis: 2000 } } })
     await until('a primary', () => isPrimary(primary), 60_000)
     await until('a secondary', async () => (await mongoCommand(secondary, { hello: 1 })).secondary, 60_000)
-    const options = { storeTimeoutMs: '3s' }
+    const options = { storeTimeoutMs: '6s' }
     const url = directUrl(primary.port)
     const holder = await fixture.connect(url, options)
     for (const name of ['report', 'held', 'passed']) assert.equal(await holder.acquireLock(name, 600), true)

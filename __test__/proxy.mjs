@@ -15,7 +15,7 @@ import { startZookeeper } from '../scripts/zookeeper.mjs'
 import { LockService } from '../index.js'
 import { directUrl } from './mongodb-client.mjs'
 import { random, skip } from './stores.mjs'
-import { until } from './tools.mjs'
+import { prepared, until } from './tools.mjs'
 import { folderOf } from './zookeeper-client.mjs'
 
 /** The types of the frames of HTTP/2 with a reply are up to this one: data and headers. */
@@ -396,7 +396,7 @@ class ProxyFixture {
   static async open(kind, server) {
     const { url, directUrl = url, options: secure, service, prepare } = /** @type {any} */ (SERVERS[kind])
     const options = { keyPrefix: `${random()}:`, ...service }
-    const direct = await LockService.connect(directUrl(server.port), options)
+    const direct = await LockService.connect(directUrl(server.port), { connectMs: 20_000, ...options })
     const proxy = await startProxy(server.port, { secure: secure !== undefined })
     proxy.isHttp2 = SERVERS[kind].engine === 'etcd'
     await prepare?.(direct)
@@ -433,12 +433,10 @@ class ProxyFixture {
   warm = async (options) => {
     const locks = await this.connect({ storeTimeoutMs: 4000, ...options })
     // With the ttl of the tests: etcd has a lease for each class of ttls, and one for waiters.
-    await (await locks.acquire('warm', { ttlMs: 60_000 })).release()
-    const lock = await locks.acquire(['warm', 'up'], { ttlMs: 60_000 })
-    await lock.extend(61_000)
-    await lock.release()
-    await locks.acquireLock('warm', 60)
-    await locks.releaseLock('warm')
+    await prepared(() => locks.using('warm', { ttlMs: 60_000 }, () => {}))
+    await prepared(() => locks.using(['warm', 'up'], { ttlMs: 60_000 }, (lock) => lock.extend(61_000)))
+    await prepared(() => locks.acquireLock('warm', 60))
+    await prepared(() => locks.releaseLock('warm'))
     return locks
   }
 

@@ -8,7 +8,7 @@ import { Monitor } from '../scripts/monitor.mjs'
 import { startRedis } from '../scripts/servers.mjs'
 import { startProxy } from './proxy.mjs'
 import { openRedis } from './redis-client.mjs'
-import { assertFree, assertGrowing, block, rejects, sleep, until, waiting } from './tools.mjs'
+import { assertFree, assertGrowing, block, rejects, sleep, stallwatch, until, waiting } from './tools.mjs'
 
 const LAST = 'holdfast:last'
 let redis
@@ -58,40 +58,60 @@ const untilPlain = (service) =>
 const received = (monitor, count) => until(`${count} commands`, () => verbs(monitor).length >= count && verbs(monitor))
 const ACQUIRE = ['exists', 'set', 'incrby', 'mget']
 
-test('acquire and release cost four plain commands and one script', async () => {
+/**
+ * Runs `body` with a new name. Plain commands are allowed for a second after a grant by script: if the machine stood still meanwhile,
+ * a failure counts only when it is repeated.
+ *
+ * @param {(name: string) => Promise<void>} body
+ */
+async function inTime(body) {
+  for (let attempt = 1; ; attempt++) {
+    const stalledMs = stallwatch()
+    try {
+      return await body(`n${attempt}`)
+    } catch (error) {
+      if (attempt === 5 || stalledMs() < 250) throw error
+    }
+  }
+}
+
+/** @param {string} name */
+async function countCommands(name) {
   for (const service of [locks, peer]) await untilPlain(service)
   const monitor = await Monitor.open(redis.port)
   await grantByScript(locks)
   await received(monitor, 2)
   monitor.reset()
-  assert.equal(await locks.acquireLock('n'), true)
-  assert.equal(await locks.releaseLock('n'), true)
+  assert.equal(await locks.acquireLock(name), true)
+  assert.equal(await locks.releaseLock(name), true)
   await received(monitor, 5)
   await sleep(50)
   assert.deepEqual(verbs(monitor), [...ACQUIRE, 'evalsha'], 'a released lock gets no record')
   await grantByScript(peer)
   await received(monitor, 7)
   monitor.reset()
-  const held = await peer.acquire('n')
+  const held = await peer.acquire(name)
   assert.deepEqual(await received(monitor, 5), [...ACQUIRE, 'evalsha'], 'a held lock gets a record for inspect')
   await grantByScript(locks)
   await received(monitor, 7)
   monitor.reset()
-  assert.equal(await locks.acquireLock('n'), false)
+  assert.equal(await locks.acquireLock(name), false)
   assert.deepEqual(await received(monitor, 4), ACQUIRE, 'an attempt for a busy name')
   monitor.reset()
-  for (let i = 0; i < 3; i++) assert.equal(await locks.acquireLock('n'), false)
+  for (let i = 0; i < 3; i++) assert.equal(await locks.acquireLock(name), false)
   assert.deepEqual(await received(monitor, 3), ['mget', 'mget', 'mget'], 'further attempts write nothing')
   await held.release()
   await received(monitor, 4)
   await grantByScript(locks)
   await received(monitor, 6)
   monitor.reset()
-  assert.equal(await locks.acquireLock('n'), true)
+  assert.equal(await locks.acquireLock(name), true)
   assert.deepEqual((await received(monitor, 6)).slice(0, 5), ['mget', ...ACQUIRE])
-  assert.equal(await locks.releaseLock('n'), true)
+  assert.equal(await locks.releaseLock(name), true)
   monitor.close()
-})
+}
+
+test('acquire and release cost four plain commands and one script', () => inTime(countCommands))
 
 test('500 released names leave only the last fencing token', async () => {
   await Promise.all(Array.from({ length: 500 }, (_, i) => locks.using(`one-time:${i}`, () => {})))
@@ -230,7 +250,10 @@ test('the record of a lock has the server’s time and outlives the lock by 61 m
   const [seconds] = await other.time()
   assert.deepEqual([fence, token, pid], [String(lock.fencingToken), lock.token, String(process.pid)])
   assert.ok(Math.abs(Number(since) / 1000 - seconds) < 10, since)
-  const lead = (await other.pttl(key)) - (await other.pttl('lock:recorded'))
+  // In a transaction both are read at the same time.
+  const ttls = await other.multi().pttl(key).pttl('lock:recorded').exec()
+  const [ofRecord, ofLock] = (ttls ?? []).map(([, ms]) => Number(ms))
+  const lead = ofRecord - ofLock
   assert.ok(Math.abs(lead - 61 * 60_000) < 1000, `${lead} ms`)
   assert.equal(await locks.forceRelease('recorded'), true)
   assert.deepEqual(await other.keys('*recorded*'), [])
@@ -355,7 +378,7 @@ test('the record of a lock is written while the event loop is blocked, with the 
 })
 
 test('inspect returns the holder of a name that minHoldMs keeps busy', async () => {
-  await locks.using('kept', { minHoldMs: 2000 }, () => {})
+  await locks.using('kept', { minHoldMs: 20_000 }, () => {})
   const info = await peer.inspect('kept')
   assert.equal(info.holder?.pid, process.pid)
   assert.ok(info.fencingToken > 0n)

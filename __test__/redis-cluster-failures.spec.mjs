@@ -100,7 +100,7 @@ for (const secure of [false, true]) {
     })
 
     test('a master that hangs delays only the calls of its slots, which reject in time', async (connect, name) => {
-      const storeTimeoutMs = 3000
+      const storeTimeoutMs = 8000
       const locks = await connect({ storeTimeoutMs })
       await warm(locks, name)
       const held = await locks.acquire(name(1, 'held'), { ttlMs: 60_000 })
@@ -133,7 +133,7 @@ for (const secure of [false, true]) {
 
     test('locks are kept while their slot moves, and no name has two holders', async (connect, name) => {
       // Attempts that a moving slot refuses are repeated for this long.
-      const limits = { storeTimeoutMs: 2500 }
+      const limits = { storeTimeoutMs: 6000 }
       // `idle` makes no calls while the slot moves, so only a `MOVED` reply can inform it of the move.
       const [locks, others, idle] = [await connect(limits), await connect(limits), await connect(limits)]
       const [, source, target] = masters()

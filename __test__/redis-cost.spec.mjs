@@ -4,7 +4,7 @@ import { WaiterProcesses, labels } from './waiter-processes.mjs'
 import { Monitor } from '../scripts/monitor.mjs'
 import { proxySuite } from './proxy.mjs'
 import { commandCounts } from './redis-client.mjs'
-import { sleep, until, waiting } from './tools.mjs'
+import { sleep, stallwatch, until, waiting } from './tools.mjs'
 
 /** The only key that stays: the last fencing token. */
 const LAST = 'holdfast:last'
@@ -45,7 +45,7 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     const locks = await connect({}, server.port)
     const perHandOff = []
     const monitor = await Monitor.open(server.port)
-    for (const count of [1, 10, 100]) {
+    const measure = async (count) => {
       const held = await direct.acquire('n')
       const calls = Array.from({ length: count }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
       await waiting(locks, count)
@@ -57,7 +57,18 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
       await held.release()
       await Promise.all(calls)
       await sleep(100)
-      perHandOff.push(monitor.commands.filter((command) => !isRenewal(command)).length / count)
+      return monitor.commands.filter((command) => !isRenewal(command)).length / count
+    }
+    for (const count of [1, 10, 100]) {
+      let [measured, attempts, isStalled] = [0, 0, true]
+      // Waiters of a machine that stands still send more: it is measured again.
+      for (; isStalled && attempts < 5; attempts++) {
+        const stalledMs = stallwatch()
+        monitor.reset()
+        measured = await measure(count)
+        isStalled = stalledMs() > 250
+      }
+      perHandOff.push(measured)
     }
     monitor.close()
     // The release, which grants; one more release at the end, and heartbeats.

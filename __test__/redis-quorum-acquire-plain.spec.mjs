@@ -1,12 +1,13 @@
 // The common case on a quorum: votes by plain commands, and the script decides all other cases.
 import assert from 'node:assert/strict'
 import { after, before, test } from 'node:test'
+import { isDeepStrictEqual } from 'node:util'
 import { LockService } from '../index.js'
 import { Monitor } from '../scripts/monitor.mjs'
 import { startRedis } from '../scripts/servers.mjs'
 import { startProxy } from './proxy.mjs'
 import { openRedis } from './redis-client.mjs'
-import { assertGrowing, rejects, sleep, until } from './tools.mjs'
+import { assertGrowing, prepared, rejects, sleep, until } from './tools.mjs'
 
 const VOTE = ['set', 'zadd', 'time', 'mget']
 const COUNTER = /^holdfast:last:(\d+)$/
@@ -58,17 +59,38 @@ async function observe(count, body) {
   }
 }
 
+/**
+ * Runs `body`, and asserts that every node receives exactly these commands. A vote that arrives after more than 100 ms is repeated by a
+ * script: on a machine that stands still, `release` and `body` are repeated, a few times at most.
+ *
+ * @template T
+ * @param {string[]} expected
+ * @param {() => Promise<T>} body
+ * @param {(result: T) => Promise<unknown>} [release]
+ * @returns {Promise<T>}
+ */
+async function observeExactly(expected, body, release) {
+  for (let attempt = 1; ; attempt++) {
+    const { result, verbs } = await observe(expected.length, body)
+    const onAll = Array(3).fill(expected)
+    if (isDeepStrictEqual(verbs, onAll)) return result
+    if (attempt === 5) assert.deepEqual(verbs, onAll)
+    await release?.(result)
+    await free()
+  }
+}
+
 test('acquire and release cost four plain commands and one script on each node', async () => {
-  const { verbs } = await observe(5, async () => {
+  // A released lock gets no record.
+  await observeExactly([...VOTE, 'evalsha'], async () => {
     assert.equal(await locks.acquireLock('n'), true)
     assert.equal(await locks.releaseLock('n'), true)
   })
-  assert.deepEqual(verbs, Array(3).fill([...VOTE, 'evalsha']), 'a released lock gets no record')
 })
 
 test('a held lock gets the same record on every node', async () => {
-  const { result: lock, verbs } = await observe(5, () => locks.acquire('recorded'))
-  assert.deepEqual(verbs, Array(3).fill([...VOTE, 'evalsha']))
+  const release = (lock) => lock.release()
+  const lock = await observeExactly([...VOTE, 'evalsha'], () => locks.acquire('recorded'), release)
   for (const reader of [locks, peer]) {
     const info = await reader.inspect('recorded')
     assert.equal(info.fencingToken, lock.fencingToken)
@@ -99,7 +121,7 @@ test('inspect returns a lock right after its grant', async () => {
 test('released names leave at most 1024 counters', async () => {
   await free()
   for (const other of others) await other.flushall()
-  await Promise.all(Array.from({ length: 3000 }, (_, i) => locks.using(`one-time:${i}`, () => {})))
+  await Promise.all(Array.from({ length: 3000 }, (_, i) => prepared(() => locks.using(`one-time:${i}`, () => {}))))
   await free()
   for (const found of await keys()) {
     // A lock whose record was written leaves the mark of its release.
@@ -134,12 +156,16 @@ test('a counter that is ahead of the clocks determines the fencing token', async
   for (const other of others.slice(1)) {
     for (const key of await other.keys('holdfast:last:*')) await other.zadd(key, 'GT', ahead, 'last')
   }
+  const tokens = [ahead]
   for (let i = 1n; i <= 3n; i++) {
     const next = await (i % 2n ? peer : locks).acquire('ahead')
-    assert.equal(next.fencingToken, ahead + i)
+    // A vote that is repeated counts once more.
+    assert.ok(next.fencingToken >= ahead + i && next.fencingToken < ahead + 100n, `${next.fencingToken}`)
+    tokens.push(next.fencingToken)
     await next.release()
     await free()
   }
+  assertGrowing(tokens)
   for (const other of others) await other.flushall()
 })
 

@@ -19,7 +19,7 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
         const nodes = await Promise.all(Array.from({ length: size }, () => startRedis()))
         const locks = await LockService.connect(
           nodes.map((node) => node.url),
-          { storeTimeoutMs: 2000 },
+          { storeTimeoutMs: 4000 },
         )
         try {
           await body(locks, nodes)
@@ -31,7 +31,7 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
 
     test('a renewed lock survives the restart of every node, a minority at a time', async (locks, nodes) => {
       const few = Math.floor(size / 2)
-      const lock = await locks.acquire('n', { ttlMs: 2500, metadata: 'm' })
+      const lock = await locks.acquire('n', { ttlMs: 6000, metadata: 'm' })
       // Each node restarts once, and has lost its data.
       for (let first = 0; first < size; first += few) {
         const stopped = nodes.slice(first, first + few)

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict'
 import { SLACK_MS, proxySuite } from './proxy.mjs'
 import { openRedis } from './redis-client.mjs'
-import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
+import { prepared, rejects, sleep, SOON_MS, unlessStalled, until, waiting } from './tools.mjs'
 
 const STORE_TIMEOUT_MS = 1500
 
@@ -126,7 +126,7 @@ proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
     test(`${what}: calls reject with a clear error, and succeed again afterwards`, async (fixture, t) => {
       const context = open(fixture, t)
       const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS })
-      const held = await locks.acquire('held', { ttlMs: 60_000 })
+      const held = await prepared(() => locks.acquire('held', { ttlMs: 60_000 }))
       const end = await fault.begin(context)
       const startedAt = performance.now()
       const error = await rejects(locks.acquire('a', { waitMs: 60_000 }), 'LOCK_STORE', { engine: 'redis', key: 'a' })
@@ -142,9 +142,11 @@ proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
           () => false,
         ),
       )
-      for (const name of ['a', 'b', 'c']) assert.equal(await (await locks.acquire(name)).release(), true)
-      if (fault.losesData) await rejects(held.extend(90_000), 'LOCK_LOST')
-      else await held.extend(90_000)
+      for (const name of ['a', 'b', 'c'])
+        assert.equal(await unlessStalled(async () => (await locks.acquire(name)).release()), true)
+      const extended = unlessStalled(() => held.extend(90_000))
+      if (fault.losesData) await rejects(extended, 'LOCK_LOST')
+      else await extended
       assert.equal(await held.release(), !fault.losesData)
     })
 

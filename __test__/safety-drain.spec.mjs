@@ -22,15 +22,15 @@ for (const kind of ['memory', 'redis', 'mongodb', 'mongodb-replica-set']) {
       const theirs = await b.acquire('busy')
       const wait = rejects(a.acquire('busy', { waitMs: Infinity }), 'LOCK_CLOSED')
       await waiting(a, 1)
-      const held = await a.acquire('held', { ttlMs: 2500 })
+      const held = await a.acquire('held', { ttlMs: 4500 })
       assert.equal(await a.acquireLock('gist', 60), true)
       let finish
       const finished = new Promise((resolve) => (finish = resolve))
-      const job = a.using('job', { ttlMs: 2500 }, async (lock) => {
+      const job = a.using('job', { ttlMs: 4500 }, async (lock) => {
         await finished
         return lock.isHeld && !lock.signal.aborted && (await b.tryAcquire('job')) === null
       })
-      const skipping = a.tryUsing('try', { ttlMs: 2500 }, async () => (await finished, 'tried'))
+      const skipping = a.tryUsing('try', { ttlMs: 4500 }, async () => (await finished, 'tried'))
       const gist = a.acquireAndExecute('execute', async () => (await finished, 'executed'))
       await until('five locks', () => a.stats().held === 5)
 
@@ -55,7 +55,7 @@ for (const kind of ['memory', 'redis', 'mongodb', 'mongodb-replica-set']) {
       await wait
       assert.equal(isClosed, false)
       // Longer than the ttl: the leases are renewed.
-      await sleep(3500)
+      await sleep(5500)
       assert.equal(held.isHeld, true)
       await held.extend(5000)
       assert.equal(await held.release(), true)
@@ -142,7 +142,7 @@ for (const kind of Object.keys(KINDS)) {
       const close = `close(${options ? '{ drainMs }' : ''})`
 
       test(`${close}: signals abort, then the names are free, then the promise resolves`, async (store) => {
-        const [a, b] = await store.connectAll(2)
+        const [a, b] = await store.connectAll(2, { storeTimeoutMs: 20_000 })
         const names = Array.from({ length: 8 }, (_, index) => `n${index}`)
         const order = []
         let running = 0

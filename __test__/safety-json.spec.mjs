@@ -43,7 +43,7 @@ for (const kind of ['memory', 'redis', 'mongodb']) {
       const seen = []
       const a = await store.connect({ onEvent: (event) => seen.push(event) })
       const b = await store.connect()
-      const lock = await a.acquire('n', { ttlMs: 2500, metadata: { big: 'value' } })
+      const lock = await a.acquire('n', { ttlMs: 4500, metadata: { big: 'value' } })
       const fencingToken = String(lock.fencingToken)
       const info = await b.inspect('n')
       assert.equal(typeof info.fencingToken, 'bigint')

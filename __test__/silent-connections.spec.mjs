@@ -12,9 +12,9 @@ describe('silent connections', { concurrency: 4 }, () => {
     proxySuite(kind, 'silent connections', {}, (test) => {
       test('a lease outlasts them, although it is shorter than storeTimeoutMs', async ({ proxy, ...fixture }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 20_000 })
-        const lock = await locks.acquire('n', { ttlMs: 6000 })
+        const lock = await locks.acquire('n', { ttlMs: 12_000 })
         proxy.blackhole()
-        await sleep(9000)
+        await sleep(15_000)
         assert.equal(lock.isHeld, true)
         assert.equal(await lock.release(), true)
       })

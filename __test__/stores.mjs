@@ -152,7 +152,10 @@ export class TestStore {
     used.set(this.kind, (used.get(this.kind) ?? new Set()).add(name))
   }
 
-  /** Uses sessions that end soon after a process has died, where entries end with a session. */
+  /**
+   * Uses sessions that end soon after a process has died, where entries end with a session: in other processes, which get `options`. The
+   * services of the test keep longer ones, which a machine that stands still does not end.
+   */
   useShortSessions() {
     if (KINDS[this.kind].longestMs) this.options.sessionTimeoutMs = 4000
   }
@@ -162,8 +165,12 @@ export class TestStore {
     return Math.min(ttlMs, KINDS[this.kind].longestMs ?? ttlMs) + (KINDS[this.kind].clockErrorMs ?? 0)
   }
 
+  /** @param {import('../index.js').ConnectOptions} [options] */
   async connect(options = {}) {
-    const service = await LockService.connect(this.target, { ...this.options, ...options })
+    // A busy machine may need several attempts.
+    const repeated = options.lazy ? {} : { connectMs: 20_000 }
+    const { sessionTimeoutMs: _, ...own } = this.options
+    const service = await LockService.connect(this.target, { ...repeated, ...own, ...options })
     this.#services.push(service)
     return service
   }

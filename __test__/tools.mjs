@@ -143,6 +143,82 @@ export async function timed(promise) {
   return performance.now() - start
 }
 
+/** Measures for how long this process, and so most of the machine, stalled. */
+export class StallMeter {
+  static TICK_MS = 20
+  #last = performance.now()
+  #total = 0
+
+  constructor() {
+    this.timer = setInterval(() => {
+      this.#total = this.totalMs
+      this.#last = performance.now()
+    }, StallMeter.TICK_MS)
+    this.timer.unref()
+  }
+
+  /** Total lateness of the timers since the start, in milliseconds. */
+  get totalMs() {
+    return this.#total + Math.max(0, performance.now() - this.#last - StallMeter.TICK_MS)
+  }
+}
+
+/** @type {StallMeter | undefined} */
+let stallMeter
+
+/** Returns a function that returns for how long this process has stalled since this call, in milliseconds. */
+export function stallwatch() {
+  const meter = (stallMeter ??= new StallMeter())
+  const before = meter.totalMs
+  return () => meter.totalMs - before
+}
+
+/**
+ * Starts a stopwatch for upper bounds. It leaves out the time for which this process stalled.
+ *
+ * From the first call on, a timer wakes the event loop every 20 ms: not for tests where nothing may wake it.
+ */
+export function stopwatch() {
+  const [startedAt, stalledMs] = [performance.now(), stallwatch()]
+  return () => Math.round(performance.now() - startedAt - stalledMs())
+}
+
+/**
+ * Makes a call that prepares a test, and repeats it while its store timeout passes: the machine may stand still meanwhile.
+ *
+ * @template T
+ * @param {() => Promise<T>} call
+ * @returns {Promise<T>}
+ */
+export async function prepared(call) {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await call()
+    } catch (error) {
+      if (error.code !== 'LOCK_STORE' || !error.retryable || attempt === 5) throw error
+    }
+  }
+}
+
+/**
+ * Makes calls, and repeats them when one fails with a retryable `LOCK_STORE` while this process stalled: then the store timeout may have
+ * passed meanwhile.
+ *
+ * @template T
+ * @param {(attempt: number) => Promise<T>} calls
+ * @returns {Promise<T>}
+ */
+export async function unlessStalled(calls) {
+  for (let attempt = 1; ; attempt++) {
+    const stalledMs = stallwatch()
+    try {
+      return await calls(attempt)
+    } catch (error) {
+      if (error.code !== 'LOCK_STORE' || !error.retryable || attempt === 5 || stalledMs() < 250) throw error
+    }
+  }
+}
+
 /**
  * Returns the median of numbers; of an even count the larger one in the middle.
  *

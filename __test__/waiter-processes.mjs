@@ -61,7 +61,7 @@ export class WaiterProcesses {
   async assertServed(expected, { holds = false } = {}) {
     const enough = async () => (await this.served()).length >= expected.length
     try {
-      await until('all waiters are served', enough)
+      await until('all waiters are served', enough, 15_000 + 500 * expected.length)
     } finally {
       const served = await this.served()
       assert.deepEqual(served, expected.slice(0, served.length))

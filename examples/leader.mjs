@@ -16,7 +16,7 @@ else await demonstrate()
 /** A worker: a candidate for its whole life. */
 async function work() {
   const locks = await LockService.connect()
-  const election = locks.elect(NAME, { ttlMs: '2s' }, async ({ signal, term }) => {
+  const election = locks.elect(NAME, { ttlMs: '5s' }, async ({ signal, term }) => {
     process.send?.(`leads in term ${term}`)
     // The work of a leader. It must end when the signal aborts: then another process leads.
     while (!signal.aborted) await sleep(1000, undefined, { signal }).catch(() => {})
@@ -52,7 +52,7 @@ async function demonstrate() {
   for (let i = 0; i < 3; i++) start()
   const first = await nextLeader(start)
   const second = await nextLeader(() => workers.get(first)?.kill('SIGKILL'))
-  console.log(`${first} was killed, and replaced after its lease of 2 s (on ZooKeeper with its session, 10 to 12 s)`)
+  console.log(`${first} was killed, and replaced after its lease of 5 s (on ZooKeeper with its session, 10 to 12 s)`)
   start()
   await nextLeader(() => workers.get(second)?.send('resign'))
   console.log(`${second} resigned, and is a candidate again`)

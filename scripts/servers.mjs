@@ -7,7 +7,7 @@
 // HOLDFAST_SERVERS_DIR=/a/folder                contains the servers' folders, instead of the system's temporary folder
 import { spawn } from 'node:child_process'
 import { closeSync, openSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
-import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
+import { mkdtemp, open, readdir, readFile, rm } from 'node:fs/promises'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
@@ -113,7 +113,15 @@ export async function testServers({ optional = false, stores = STORES } = {}) {
   const isOfStores = stores === STORES ? /./ : new RegExp(stores.join('|'), 'i')
   /** @type {{ stop: () => Promise<unknown> }[]} */
   const started = []
-  const stop = async () => void (await Promise.all(started.map((server) => server.stop())))
+  const ports =
+    process.env.HOLDFAST_TEST_PORTS ??
+    (await mkdtemp(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-ports-')))
+  const isOurs = process.env.HOLDFAST_TEST_PORTS === undefined
+  process.env.HOLDFAST_TEST_PORTS = ports
+  const stop = async () => {
+    await Promise.all(started.map((server) => server.stop()))
+    if (isOurs) await rm(ports, REMOVAL)
+  }
   // Also if every variable is set. An error has the same cause as that of `startRedis`.
   const located = locateRedis().catch(() => undefined)
   const results = await Promise.allSettled(
@@ -138,6 +146,7 @@ export async function testServers({ optional = false, stores = STORES } = {}) {
   const env = Object.fromEntries(
     results.flatMap((result) => (result.status === 'fulfilled' && result.value ? [result.value] : [])),
   )
+  env.HOLDFAST_TEST_PORTS = ports
   const redis = await located
   if (redis) env.PATH = [dirname(redis), process.env.PATH].join(delimiter)
   return { env, stop }
@@ -264,7 +273,15 @@ class Server {
     if (this.#isStopped) throw new Error('this server has been stopped: start a new one')
     this.#more = more
     await this.#end(this.#plan.restartSignal ?? 'SIGTERM')
-    await this.#launch()
+    for (let attempt = 1; ; attempt++) {
+      try {
+        return await this.#launch()
+      } catch (error) {
+        // An outgoing connection or another program may use the port for a moment.
+        if (attempt === 10 || !/address already in use/i.test(String(error))) throw error
+        await sleep(200)
+      }
+    }
   }
 
   /** Kills the server synchronously, for the exit hook. */
@@ -358,6 +375,26 @@ function errorLines(log) {
   return (errors.length > 0 ? errors : lines).slice(-10).join('\n')
 }
 
+/** The ports that this process has returned. */
+const given = new Set()
+
+/**
+ * Whether no process of this run was given this port before: a server that restarts keeps its port meanwhile. `testServers` sets the folder,
+ * which has a file for each port.
+ *
+ * @param {number} port
+ */
+async function isNew(port) {
+  if (given.has(port)) return false
+  given.add(port)
+  const folder = process.env.HOLDFAST_TEST_PORTS
+  if (!folder) return true
+  return open(join(folder, String(port)), 'wx').then(
+    async (file) => (await file.close(), true),
+    (error) => error.code !== 'EEXIST',
+  )
+}
+
 // Below the ephemeral ports: a client that keeps connecting to a closed ephemeral port connects to itself in the end, and the
 // restarted server cannot use the port.
 export async function freePort() {
@@ -368,7 +405,7 @@ export async function freePort() {
       probe.once('error', () => resolve(false)).listen(port, '127.0.0.1', () => resolve(true))
     })
     await new Promise((resolve) => probe.close(resolve))
-    if (isFree) return port
+    if (isFree && (await isNew(port))) return port
   }
 }
 

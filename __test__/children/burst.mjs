@@ -1,11 +1,10 @@
 // Makes many calls at once, measures the memory of this process, and reports how the calls ended.
 import { setTimeout as sleep } from 'node:timers/promises'
-import { StallMeter } from '../soak/checks.mjs'
+import { stopwatch } from '../tools.mjs'
 import { open, requests, report, task } from './child.mjs'
 
 const RENEWED_TTL_MS = 6000
 const RECLAIM_MS = 5000
-const stallMeter = new StallMeter()
 
 // `start` runs this with `--expose-gc`.
 const collectGarbage = /** @type {NodeJS.GCFunction} */ (globalThis.gc)
@@ -24,10 +23,10 @@ async function calls(count, isShared, call) {
   const failed = {}
   let [granted, slowestMs] = [0, 0]
   const one = async (index) => {
-    const [startedAt, stalledMs] = [performance.now(), stallMeter.totalMs]
+    const elapsedMs = stopwatch()
     const ended = () => {
       // The time in which the event loop was blocked is not a wait for the store.
-      slowestMs = Math.max(slowestMs, performance.now() - startedAt - (stallMeter.totalMs - stalledMs))
+      slowestMs = Math.max(slowestMs, elapsedMs())
     }
     try {
       const lock = await call(index)
@@ -45,7 +44,7 @@ async function calls(count, isShared, call) {
     Promise.allSettled(locks.map((lock) => lock?.release())),
   )
   const releasesFailed = releases.filter(({ status }) => status === 'rejected').length
-  return { granted, failed, slowestMs: Math.round(slowestMs), releasesFailed }
+  return { granted, failed, slowestMs, releasesFailed }
 }
 
 const locks = await open({ storeTimeoutMs: task.storeTimeoutMs })

@@ -13,7 +13,8 @@ export const report = (message) => writeSync(1, `${JSON.stringify(message, bigin
 
 const bigintToText = (_, value) => (typeof value === 'bigint' ? String(value) : value)
 
-export const open = (options) => LockService.connect(task.url, { ...task.options, ...options })
+/** Connects. A busy machine may need several attempts. */
+export const open = (options) => LockService.connect(task.url, { connectMs: 20_000, ...task.options, ...options })
 
 /** Returns the test's requests, one per line. The input ends when the test ends, and with it the process. */
 export const requests = () => createInterface({ input: process.stdin })

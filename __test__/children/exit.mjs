@@ -9,7 +9,7 @@ const scenarios = {
   async renewing() {
     const locks = await open({ onEvent: ({ type }) => type === 'renewed' && renewed++ })
     let renewed = 0
-    const held = await hold(locks, 20, { ttlMs: 2500 })
+    const held = await hold(locks, 20, { ttlMs: 6000 })
     for (const lock of held) lock.signal.addEventListener('abort', () => report({ aborted: lock.name }))
     while (renewed < 20) await new Promise((resolve) => setTimeout(resolve, 20))
   },
@@ -22,7 +22,7 @@ const scenarios = {
   async waited() {
     const locks = await open()
     await hold(locks, 3, { ttlMs: 60_000 })
-    const waits = names(3).map((name) => locks.acquire(name, { waitMs: 200 }).catch((error) => error.code))
+    const waits = names(3).map((name) => locks.acquire(name, { waitMs: 3000 }).catch((error) => error.code))
     report({ codes: await Promise.all(waits) })
   },
   async closed() {
@@ -77,10 +77,10 @@ const scenarios = {
   // Exit hooks run after the event loop has ended, and may still make calls.
   async hooks() {
     const locks = await open()
-    // The ttl leaves time for a renewal although the machine may stall for a second.
-    const [lock] = await hold(locks, 1, { ttlMs: 2500 })
+    // The ttl leaves time for a renewal although the machine may stall for two seconds.
+    const [lock] = await hold(locks, 1, { ttlMs: 4500 })
     process.on('exit', () => {
-      block(3500)
+      block(5500)
       report({ isHeld: lock.isHeld })
       lock.release()
       locks.acquire(`${task.name}:late`)

@@ -4,16 +4,20 @@ import { openRecorder } from '../store-recorder.mjs'
 import { open, requests, report, task } from './child.mjs'
 
 const aborts = new Map()
+const ends = new Map()
 const locks = await open({ onEvent: ({ type }) => type === 'waiting' && report({ waiting: true }) })
 const recorder = openRecorder(task)
 
-async function wait({ label, name, holdMs = 0, ...options }) {
+/** `holds`: holds the name until the request `end`. */
+async function wait({ label, name, holdMs = 0, holds = false, ...options }) {
   const abort = new AbortController()
   aborts.set(label, abort)
+  const ended = new Promise((resolve) => ends.set(label, resolve))
   try {
     const lock = await locks.acquire(name, { ttlMs: 60_000, waitMs: 60_000, signal: abort.signal, ...options })
     const inside = await recorder.enter(label)
     if (inside !== 1) await recorder.record(`${inside} at once`)
+    if (holds) await ended
     if (holdMs > 0) await new Promise((resolve) => setTimeout(resolve, holdMs))
     await recorder.leave()
     if (!(await lock.release())) await recorder.record(`${label} had lost it`)
@@ -25,6 +29,7 @@ async function wait({ label, name, holdMs = 0, ...options }) {
 
 const verbs = {
   wait,
+  end: ({ label }) => ends.get(label)(),
   abort: ({ label }) => aborts.get(label).abort(new Error('enough')),
   hold: async ({ name, ...options }) => report({ held: (await locks.acquire(name, options)).fencingToken }),
   close: async () => report({ closed: (await locks.close()) ?? true }),

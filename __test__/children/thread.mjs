@@ -17,7 +17,8 @@ const roles = {
   },
   async wait() {
     locks.acquire(name, { ttlMs: 1000, waitMs: Infinity })
-    while (locks.stats().waiting === 0) await new Promise((resolve) => setTimeout(resolve, 5))
+    // It is granted the lock where that of the main thread ended with its session: on a machine that stands still.
+    while (locks.stats().waiting + locks.stats().held === 0) await new Promise((resolve) => setTimeout(resolve, 5))
     ready()
   },
   async load() {

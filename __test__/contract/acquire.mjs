@@ -68,12 +68,12 @@ export function acquire(test, { ordered }) {
     const [a, b, c] = await store.connectAll(3)
     const wakers = [() => a.releaseLock('woken'), () => c.forceRelease('woken'), () => {}, () => a.close()]
     for (const [round, wake] of wakers.entries()) {
-      assert.equal(await a.acquireLock('woken', round === 2 ? 2 : 60), true)
+      assert.equal(await a.acquireLock('woken', round === 2 ? 4.5 : 60), true)
       const next = b.acquire('woken', { waitMs: 60_000 })
       await waiting(b, 1)
       await wake()
       const took = await timed(next)
-      assert.ok(took < SOON_MS + (round === 2 ? 2000 : 0), `woken after ${took} ms in round ${round}`)
+      assert.ok(took < SOON_MS + (round === 2 ? 4500 : 0), `woken after ${took} ms in round ${round}`)
       assert.equal(await (await next).release(), true)
     }
   })
@@ -101,6 +101,8 @@ export function acquire(test, { ordered }) {
     test('the waiters of all services are served in the order of arrival', async (store) => {
       const services = await store.connectAll(4)
       const lock = await services[0].acquire('queue')
+      let tried = () => {}
+      const hasTried = new Promise((resolve) => (tried = () => resolve(undefined)))
       const served = []
       const calls = []
       for (let i = 0; i < 12; i++) {
@@ -109,7 +111,8 @@ export function acquire(test, { ordered }) {
         calls.push(
           service.using('queue', { waitMs: 60_000 }, async () => {
             served.push(i)
-            await sleep(2)
+            // The first one holds the name until `tryAcquire` has answered.
+            await (i === 0 ? hasTried : sleep(2))
           }),
         )
         await waiting(service, before + 1)
@@ -118,6 +121,7 @@ export function acquire(test, { ordered }) {
       assert.equal(await lock.release(), true)
       // tryAcquire never overtakes a waiter.
       assert.equal(await services[1].tryAcquire('queue'), null)
+      tried()
       await Promise.all(calls)
       assert.deepEqual(served, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
     })
@@ -261,8 +265,11 @@ export function acquire(test, { ordered }) {
     }
     for (const inFlight of [false, true]) {
       const gist = await late(inFlight, () => a.acquireLock('gist', 0.3))
+      const settledAt = performance.now()
       const released = await a.releaseLock('gist')
-      check(gist, false, (value) => value === true && released)
+      // A machine that stands still may delay the release until the lease has ended.
+      const isLate = performance.now() - settledAt > 300
+      check(gist, false, (value) => value === true && (released || isLate))
       check(await late(inFlight, () => a.tryAcquire('try', brief)), null, (lock) => lock?.isHeld)
       const job = async ({ isHeld }) => isHeld
       check(
@@ -276,7 +283,7 @@ export function acquire(test, { ordered }) {
         undefined,
         'there was time for another attempt',
       )
-      assert.equal(await a.using('using', brief, job), true)
+      assert.equal(await a.using('using', { ttlMs: 30_000 }, job), true)
       for (const name of ['try', 'job', 'wait']) await assertFree(b, name)
     }
   })

@@ -227,7 +227,7 @@ export function inspect(test) {
     }
 
     const theirs = await a.acquire('watched')
-    const wait = b.acquire(['watched', 'other'], { ttlMs: 2500 })
+    const wait = b.acquire(['watched', 'other'], { ttlMs: 4500 })
     const names = ['watched', 'other']
     const { engine, ...waits } = await next('waiting')
     assert.match(engine, /^[a-z]+/)

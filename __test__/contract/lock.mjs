@@ -255,9 +255,9 @@ export function lock(test) {
 
   test('after restore the earlier holder has lost the lock, and its renewal and close do not affect it', async (store) => {
     const [a, b, c] = await store.connectAll(3)
-    const lock = await a.acquire('transferred', { ttlMs: 2500 })
+    const lock = await a.acquire('transferred', { ttlMs: 4500 })
     const aborted = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
-    const theirs = await b.restore(lock.transferable())
+    const theirs = await b.restore({ ...lock.transferable(), ttlMs: 60_000 })
     const keep = setTimeout(() => {}, 60_000)
     await aborted
     clearTimeout(keep)
@@ -273,7 +273,7 @@ export function lock(test) {
     const [a, b] = await store.connectAll(2)
     const json = (await a.acquire('kept', { ttlMs: 60_000 })).transferable()
     assert.equal(json.renew, true)
-    const lock = await b.restore({ ...json, ttlMs: 2500 })
+    const lock = await b.restore({ ...json, ttlMs: 4500 })
     assert.equal(b.stats().held, 1)
     await until('two renewals', () => b.stats().renewed >= 2)
     assert.equal(lock.isHeld, true)

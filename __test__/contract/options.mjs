@@ -48,20 +48,21 @@ export function options(test) {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('removed', { ttlMs: 3000 })
     assert.equal(await b.forceRelease('removed'), true)
+    const { renewed } = a.stats()
     await until('the loss', () => !lock.isHeld)
     await sleep(300)
     assert.equal(await b.inspect('removed'), null)
-    assert.equal(a.stats().renewed, 0)
+    assert.equal(a.stats().renewed, renewed)
   })
 
   test('maxHoldMs ends a renewed lease', async (store) => {
     const [a, b] = await store.connectAll(2)
     const began = performance.now()
-    const lock = await a.acquire('most', { ttlMs: 2500, maxHoldMs: 4000 })
+    const lock = await a.acquire('most', { ttlMs: 4500, maxHoldMs: 6000 })
     const lost = once(lock.signal, 'abort')
     await b.acquire('most', { waitMs: 20_000 })
     // The lease counts from the sending of the request, a little before `acquire` resolved.
-    assert.ok(performance.now() - began >= 3800, 'ended too early')
+    assert.ok(performance.now() - began >= 5800, 'ended too early')
     await lost
     assertLockError(lock.signal.reason, 'LOCK_LOST', { key: 'most' })
     assert.match(lock.signal.reason.message, /maxHoldMs/)
@@ -163,29 +164,29 @@ export function options(test) {
   })
 
   test('the defaults of a service apply where a call has no option', async (store) => {
-    const defaults = { ttlMs: 4000, waitMs: 60, renew: false, minHoldMs: 0, maxHoldMs: 60_000, stallLimitMs: 60_000 }
+    const defaults = { ttlMs: 20_000, waitMs: 60, renew: false, minHoldMs: 0, maxHoldMs: 60_000, stallLimitMs: 60_000 }
     const [a, b] = [await store.connect({ defaults }), await store.connect()]
     const lock = await a.acquire('defaults')
-    assert.deepEqual([lock.transferable().ttlMs, lock.transferable().renew], [4000, false])
-    assert.ok((await b.inspect('defaults')).remainingMs <= store.lasting(4000))
+    assert.deepEqual([lock.transferable().ttlMs, lock.transferable().renew], [20_000, false])
+    assert.ok((await b.inspect('defaults')).remainingMs <= store.lasting(20_000))
     const short = rejects(a.acquire('defaults'), 'LOCK_TIMEOUT')
     await rejects(
       a.using('defaults', () => assert.fail('fn was called')),
       'LOCK_TIMEOUT',
     )
     assert.match((await short).message, /60 ms/)
-    const own = await a.acquire('own', { ttlMs: 20_000, renew: true })
-    assert.deepEqual([own.transferable().ttlMs, own.transferable().renew], [20_000, true])
-    assert.ok((await b.inspect('own')).remainingMs > 4000)
+    const own = await a.acquire('own', { ttlMs: 40_000, renew: true })
+    assert.deepEqual([own.transferable().ttlMs, own.transferable().renew], [40_000, true])
+    assert.ok((await b.inspect('own')).remainingMs > store.lasting(40_000) * 0.6)
     // The gist's functions ignore the defaults of waitMs and renew.
-    const eager = await store.connect({ defaults: { ttlMs: 4000, waitMs: 60_000, renew: true } })
+    const eager = await store.connect({ defaults: { ttlMs: 20_000, waitMs: 60_000, renew: true } })
     assert.equal(await eager.acquireLock('defaults'), false)
     assert.equal(await eager.acquireAndExecute('defaults', () => 'ran'), undefined)
     assert.equal(await eager.acquireLock('gist'), true)
-    assert.ok((await b.inspect('gist')).remainingMs <= store.lasting(4000))
+    assert.ok((await b.inspect('gist')).remainingMs <= store.lasting(20_000))
     await eager.acquireAndExecute('job', async (held) => {
       assert.equal(held.transferable().renew, false)
-      assert.ok((await b.inspect('job')).remainingMs <= store.lasting(4000))
+      assert.ok((await b.inspect('job')).remainingMs <= store.lasting(20_000))
     })
   })
 

@@ -57,8 +57,8 @@ export function using(test) {
 
   test('using renews while fn runs', async (store) => {
     const [a, b] = await store.connectAll(2)
-    await a.using('renewed', { ttlMs: 2500 }, async (lock) => {
-      const end = Date.now() + 3500
+    await a.using('renewed', { ttlMs: 4500 }, async (lock) => {
+      const end = Date.now() + 5500
       while (Date.now() < end) {
         assert.equal(await b.tryAcquire('renewed'), null)
         await sleep(50)

@@ -139,23 +139,3 @@ export class Memory {
 }
 
 export const mib = (bytes) => `${Math.round(bytes / 2 ** 20)} MiB`
-
-/** Measures for how long this process, and so most of the machine, stalled. */
-export class StallMeter {
-  static TICK_MS = 20
-  #last = performance.now()
-  #total = 0
-
-  constructor() {
-    this.timer = setInterval(() => {
-      this.#total = this.totalMs
-      this.#last = performance.now()
-    }, StallMeter.TICK_MS)
-    this.timer.unref()
-  }
-
-  /** Total lateness of the timers since the start, in milliseconds. */
-  get totalMs() {
-    return this.#total + Math.max(0, performance.now() - this.#last - StallMeter.TICK_MS)
-  }
-}

@@ -5,7 +5,7 @@ import { MongoClient } from 'mongodb'
 import { startMongod } from '../../scripts/servers.mjs'
 import { LockService } from '../../index.js'
 import { startProxy } from '../proxy.mjs'
-import { sleep, until } from '../tools.mjs'
+import { prepared, sleep, until } from '../tools.mjs'
 
 /** Slack for a machine that stalls for a moment. */
 const SLACK_MS = 3000
@@ -159,7 +159,7 @@ export async function stall({
 export async function silence({ replicaSet = true, count = 300 } = {}) {
   const args = ['--setParameter', 'enableTestCommands=1']
   return onServer({ replicaSet, args }, async ({ client, connect }) => {
-    const service = await connect({ storeTimeoutMs: 800 })
+    const service = await connect({ storeTimeoutMs: 800, connectMs: 20_000 })
     await (await service.tryAcquire('before')).release()
     const failCommands = ['insert', 'update', 'delete', 'findAndModify', 'find']
     const data = { failCommands, blockConnection: true, blockTimeMS: 90_000, appName: 'holdfast' }
@@ -193,8 +193,8 @@ export async function replacedClient({ storeTimeoutMs = 800 } = {}) {
     }
     try {
       const url = `mongodb://127.0.0.1:${proxy.port}/holdfast?directConnection=true&heartbeatFrequencyMS=500`
-      const service = await connect({ storeTimeoutMs }, url)
-      await (await service.tryAcquire('before')).release()
+      const service = await connect({ storeTimeoutMs, connectMs: 20_000 }, url)
+      await prepared(() => service.using('before', () => {}))
       await until('the monitor is connected', () => monitors.size === 1)
       isSilent = true
       const began = performance.now()
@@ -221,7 +221,7 @@ export async function replacedClient({ storeTimeoutMs = 800 } = {}) {
 /** The server executes the writes of rejected calls after their connections were closed: a close leaves nothing behind. */
 export async function lateWrites({ replicaSet = true, count = 30, storeTimeoutMs = 3000 } = {}) {
   return onServer({ replicaSet }, async ({ client, connect, locks }) => {
-    const service = await connect({ storeTimeoutMs })
+    const service = await connect({ storeTimeoutMs, connectMs: 20_000 })
     await (await service.tryAcquire('before')).release()
     const blocked = async () => {
       const { inprog } = await client.db('admin').command({ currentOp: 1, ns: 'holdfast.locks', waitingForLock: true })

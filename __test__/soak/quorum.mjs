@@ -4,18 +4,10 @@ import assert from 'node:assert/strict'
 import { startRedis } from '../../scripts/servers.mjs'
 import { LockService } from '../../index.js'
 import { openRedis } from '../redis-client.mjs'
-import { sleep, until } from '../tools.mjs'
-import { StallMeter } from './checks.mjs'
+import { sleep, stopwatch, until } from '../tools.mjs'
 
 /** Slack for the machine, in addition to the time for which this process stalled. */
 const SLACK_MS = 500
-const stallMeter = new StallMeter()
-
-/** Starts a stopwatch that leaves out the time for which this process stalled. */
-function stopwatch() {
-  const [startedAt, stalledMs] = [performance.now(), stallMeter.totalMs]
-  return () => Math.round(performance.now() - startedAt - (stallMeter.totalMs - stalledMs))
-}
 
 const rss = () => {
   globalThis.gc?.()

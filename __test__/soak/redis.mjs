@@ -4,7 +4,7 @@ import { LockService } from '../../index.js'
 import { startRedis } from '../../scripts/servers.mjs'
 import { startProxy } from '../proxy.mjs'
 import { openRedis } from '../redis-client.mjs'
-import { sleep } from '../tools.mjs'
+import { sleep, stopwatch } from '../tools.mjs'
 
 /** Slack for a machine that stalls for a second. */
 const SLACK_MS = 1000
@@ -48,7 +48,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
   const locks = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: prefix })
   const rejected = new Map()
   const result = { calls: 0, failed: 0, granted: 0 }
-  let firstGrant
+  let firstGrantMs
   let isBack = false
   const call = (i) => {
     const name = `n${i}`
@@ -62,7 +62,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
         // An unhandled rejection ends the run.
         if (!lock) throw new Error(`${name} is free and was busy`)
         result.granted++
-        if (isBack && began > backAt) firstGrant ??= performance.now()
+        if (isBack && began > backAt) firstGrantMs ??= sinceBack()
         lock.release().catch(() => {})
       },
       (error) => {
@@ -73,6 +73,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
     )
   }
   let backAt = 0
+  let sinceBack = stopwatch()
   try {
     for (let i = 0; i < 50; i++) await (await locks.acquire(`w${i}`)).release()
     await sleep(500)
@@ -95,9 +96,10 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
     log(memory())
     process.kill(Number(redis.pid), 'SIGCONT')
     backAt = performance.now()
+    sinceBack = stopwatch()
     isBack = true
     await load(stallMs + 1500)
-    result.firstGrantMs = firstGrant && firstGrant - backAt
+    result.firstGrantMs = firstGrantMs
     await sleep(500 + SLACK_MS)
     const left = (await other.keys(`${prefix}n*`)).filter((key) => rejected.has(key))
     result.left = left.length

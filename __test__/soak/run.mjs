@@ -8,8 +8,8 @@
 import { existsSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { leftovers } from '../leftovers.mjs'
-import { median } from '../tools.mjs'
-import { History, LeftOut, Memory, mib, Resource, StallMeter, Violations } from './checks.mjs'
+import { median, StallMeter } from '../tools.mjs'
+import { History, LeftOut, Memory, mib, Resource, Violations } from './checks.mjs'
 import { FAULTS, KINDS, ServersEnded, startStore, WARM_UP, whenHealthy } from './faults.mjs'
 import { Worker } from './process.mjs'
 

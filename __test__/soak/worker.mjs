@@ -1,7 +1,7 @@
 // One process of the soak. The runner starts it, sends it requests, and may stop or kill it at any time.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LockService } from '../../index.js'
-import { StallMeter } from './checks.mjs'
+import { stopwatch } from '../tools.mjs'
 
 const { target, options, tag } = JSON.parse(process.argv[2])
 const STORE_TIMEOUT_MS = 5000
@@ -14,7 +14,6 @@ const SLACK_MS = 2000
 
 // The runner starts this with `--expose-gc`.
 const collectGarbage = /** @type {NodeJS.GCFunction} */ (globalThis.gc)
-const stallMeter = new StallMeter()
 const now = () => Number(process.hrtime.bigint() / 1000n)
 const random = (limit) => Math.random() * limit
 const send = (message) => new Promise((resolve) => process.send?.(message, resolve))
@@ -34,7 +33,7 @@ const counts = { granted: 0, failed: {} }
 
 /** Makes a call. Checks that it ends within its limit, and fails only as it may while a store is unavailable. */
 async function bounded(what, limitMs, call) {
-  const [startedAt, stalledMs] = [performance.now(), stallMeter.totalMs]
+  const elapsedMs = stopwatch()
   inFlight++
   try {
     return await call()
@@ -45,8 +44,8 @@ async function bounded(what, limitMs, call) {
     counts.failed[error.code] = (counts.failed[error.code] ?? 0) + 1
   } finally {
     inFlight--
-    const tookMs = performance.now() - startedAt - (stallMeter.totalMs - stalledMs)
-    if (tookMs > limitMs + SLACK_MS) violation(`${what} took ${Math.round(tookMs)} ms, and its limit is ${limitMs} ms`)
+    const tookMs = elapsedMs()
+    if (tookMs > limitMs + SLACK_MS) violation(`${what} took ${tookMs} ms, and its limit is ${limitMs} ms`)
   }
 }
 

@@ -95,7 +95,7 @@ export function failover(driver) {
       for (const cut of [(leader + 1) % 3, await cluster.leader()]) {
         const others = [0, 1, 2].filter((index) => index !== cut)
         const [a, b] = [await connect(cluster.url(cut)), await connect(cluster.url(...others))]
-        const held = await a.acquire('n', { ttlMs: 2000 })
+        const held = await a.acquire('n', { ttlMs: 4500 })
         let lostAt = Infinity
         held.signal.addEventListener('abort', () => (lostAt = performance.now()))
         const wait = b.acquire('n', { waitMs: 60_000, onStoreError: 'wait' })
@@ -182,7 +182,7 @@ export function failover(driver) {
     test('the clocks of members step by an hour: no lease ends early or late', async (connect, leader, keyPrefix, t) => {
       if (noSteps) return t.skip(noSteps)
       const [a, b] = [await connect(), await connect()]
-      const held = await a.acquire('held', { ttlMs: 3000 })
+      const held = await a.acquire('held', { ttlMs: 9000 })
       const wait = later(b.acquire('held', { waitMs: 100_000, onStoreError: 'wait' }))
       const task = { url: cluster.url(), options: { keyPrefix }, names: 'dead', acquire: { ttlMs: 3000 } }
       if (driver.service) task.options.sessionTimeoutMs = 8000

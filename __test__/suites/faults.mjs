@@ -193,10 +193,10 @@ export function faults(driver) {
 
     test('a holder that stands still for longer than its lease knows the loss at once, and can acquire again', async (connect, keyPrefix, t) => {
       const options = { keyPrefix, ...driver.shortSession }
-      const task = { url: driver.url(server), options, names: 'n', acquire: { ttlMs: 2000 } }
+      const task = { url: driver.url(server), options, names: 'n', acquire: { ttlMs: 4500 } }
+      const locks = await connect()
       const holder = start(t, 'hold', task)
       const first = BigInt(await holder.next('held'))
-      const locks = await connect()
       const wait = later(locks.acquire('n', { waitMs: 60_000 }))
       await waiting(locks, 1)
       await suspend(holder)
@@ -249,7 +249,7 @@ export function faults(driver) {
         connect({ connectMs: 20_000 }, cluster.url(...members)),
       )
       const [a, b] = await Promise.all(connected)
-      const lock = await a.acquire('n', { ttlMs: 6000 })
+      const lock = await a.acquire('n', { ttlMs: 9000 })
       const lost = new Promise((resolve) => lock.signal.addEventListener('abort', () => resolve(performance.now())))
       const wait = later(b.acquire('n', { waitMs: 60_000 }).then((next) => ({ next, at: performance.now() })))
       await until('the waiter', async () => (await b.inspect('n'))?.waiting === 1)

@@ -4,8 +4,9 @@ import { after, before, describe, it } from 'node:test'
 import { LockService } from '../../index.js'
 import { SLACK_MS, startProxy } from '../proxy.mjs'
 import { canStartServer } from '../stores.mjs'
-import { later, rejects, rejection, sleep, until, waiting } from '../tools.mjs'
+import { later, prepared, rejects, rejection, sleep, stopwatch, until, waiting } from '../tools.mjs'
 
+/** The limit of calls that are to reach it. */
 const STORE_TIMEOUT_MS = 1500
 
 /** Makes pairs of calls on few names until `end()`, and checks that no two callers hold a name, and that its tokens grow. */
@@ -61,7 +62,8 @@ async function shareOneConnection(locks) {
   /** @param {() => Promise<unknown>} call */
   const repeat = async (call) => {
     let calls = 0
-    for (; performance.now() < end; calls++) await call()
+    // A machine that stands still gets twice the time.
+    for (; performance.now() < end || (calls < 10 && performance.now() < end + 8000); calls++) await call()
     assert.ok(calls >= 10, `${calls} calls`)
   }
   await Promise.all([
@@ -88,7 +90,8 @@ export function sqlFaults(driver, cases) {
     let isUnable = true
     const services = []
     const connect = async (options, url = server.url) => {
-      const service = await LockService.connect(url, { storeTimeoutMs: STORE_TIMEOUT_MS, ...options })
+      const patient = { storeTimeoutMs: 4000, connectMs: 20_000 }
+      const service = await LockService.connect(url, { ...patient, ...options })
       services.push(service)
       return service
     }
@@ -132,7 +135,7 @@ export function sqlFaults(driver, cases) {
         })
       })
       const locks = await connect({ table: 'dropped', storeTimeoutMs: 10_000 })
-      const lock = await locks.acquire('n', { ttlMs: 3000 })
+      const lock = await locks.acquire('n', { ttlMs: 4500 })
       const waiting = later(locks.acquire('n', { waitMs: 30_000 }))
       await until('it waits', async () => (await locks.inspect('n'))?.waiting === 1)
       await query(driver.dropTables)
@@ -145,18 +148,18 @@ export function sqlFaults(driver, cases) {
     })
 
     test('a stall of the server: calls reject in time, leases outlast it', async () => {
-      const locks = await connect()
-      const held = await locks.acquire('held', { ttlMs: 20_000 })
+      const locks = await connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
+      const held = await prepared(() => locks.acquire('held', { ttlMs: 20_000 }))
       const waiter = later(locks.acquire('held', { waitMs: 60_000, onStoreError: 'wait' }))
       await waiting(locks, 1)
       await server.pause()
       try {
-        const startedAt = performance.now()
+        const elapsedMs = stopwatch()
         const calls = Array.from({ length: 200 }, (_, i) =>
           rejects(locks.tryAcquire(`free:${i}`, { ttlMs: 30_000 }), 'LOCK_STORE', { retryable: true }),
         )
         await Promise.all([...calls, rejects(locks.inspect('held'), 'LOCK_STORE', { retryable: true })])
-        const tookMs = performance.now() - startedAt
+        const tookMs = elapsedMs()
         assert.ok(tookMs < STORE_TIMEOUT_MS + SLACK_MS, `${tookMs} ms`)
         await sleep(2000)
       } finally {
@@ -171,8 +174,8 @@ export function sqlFaults(driver, cases) {
     })
 
     test('tables that another program has locked: calls reject in time, a lease stays held', async () => {
-      const locks = await connect()
-      const held = await locks.acquire('held', { ttlMs: 20_000 })
+      const locks = await connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
+      const held = await prepared(() => locks.acquire('held', { ttlMs: 20_000 }))
       await withQuery(async (run) => {
         await run(driver.lockTables)
         const calls = [
@@ -305,7 +308,7 @@ export function sqlFaults(driver, cases) {
               () => (isFull = true),
             )
           }
-          const error = await rejects(connect({}, address), 'LOCK_STORE', { retryable: true })
+          const error = await rejects(connect({ connectMs: 0 }, address), 'LOCK_STORE', { retryable: true })
           assert.match(error.message, expected)
           assert.equal(await locks.using(['two', 'names'], (lock) => lock.isHeld), true, 'the first connection works')
           assert.equal(await locks.using('one', (lock) => lock.isHeld), true, 'the first connection works')
@@ -313,7 +316,7 @@ export function sqlFaults(driver, cases) {
           await Promise.all(clients.map((client) => client.end()))
           if (end) await query(end)
         }
-        const another = await until('another connection', () => connect({}, address).catch(() => null))
+        const another = await until('another connection', () => connect({ connectMs: 0 }, address).catch(() => null))
         assert.equal(await another.using('one', (lock) => lock.isHeld), true)
       })
     }
@@ -324,11 +327,15 @@ export function sqlFaults(driver, cases) {
     })
 
     test('a limit for the time of a statement', async () => {
-      const locks = await connect({}, await userWith(driver.shortStatements))
+      const locks = await connect({ storeTimeoutMs: STORE_TIMEOUT_MS }, await userWith(driver.shortStatements))
       await withQuery(async (run) => {
         await run(driver.lockTables)
         for (const names of ['one', ['two', 'names']]) {
-          const error = await rejects(locks.acquire(names, { waitMs: 0 }), 'LOCK_STORE', { retryable: true })
+          const attempt = () => rejects(locks.acquire(names, { waitMs: 0 }), 'LOCK_STORE', { retryable: true })
+          let error = await attempt()
+          // On a machine that stands still a call may end before the server reports the limit.
+          for (let repeats = 0; repeats < 4 && !driver.errors.statementTimeout.test(error.message); repeats++)
+            error = await attempt()
           assert.match(error.message, driver.errors.statementTimeout)
         }
         await run(driver.unlockTables)
