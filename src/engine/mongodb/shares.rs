@@ -18,7 +18,7 @@ use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::acquire::held;
 use crate::engine::mongodb::ops::attempts::Caller;
 use crate::engine::mongodb::ops::batch::{POSITIONS, numbers_in, owned};
-use crate::engine::mongodb::queue::{Queue, pipelines, shares};
+use crate::engine::mongodb::queue::{pipelines, shares};
 use crate::engine::mongodb::{Core, Outcome};
 use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::model::{Claim, Fence, Key, LockInfo, Ttl};
@@ -58,7 +58,7 @@ impl Core {
 
     /// Makes the attempts of these claims. A new call that waits opens the change stream only if the name is busy.
     async fn acquire_shares(&self, claims: &[Arc<Claim>], caller: &Caller) -> Outcome<Vec<Acquired>> {
-        let (queue, first) = (self.queue_of_shares()?, &claims[0]);
+        let (queue, first) = (self.queue.as_ref().ok_or_else(Failure::shutdown)?, &claims[0]);
         let (key, owners) = (&first.keys()[0], owners(claims.iter().map(|claim| &**claim)));
         let mut fields = shares::fields(&owners);
         fields.insert(POSITIONS, pipelines::positions_of(&owners));
@@ -120,7 +120,8 @@ impl Core {
     pub(super) async fn release_shares(&self, claims: &[Arc<Claim>], keep: Duration) -> Outcome<Vec<Released>> {
         claims.iter().for_each(|claim| self.leave_queue(claim));
         let owners = owners(claims.iter().map(|claim| &**claim));
-        let steps = shares::release(&owners, &self.queue_of_shares()?.process, keep);
+        let process = self.queue.as_ref().map_or("", |queue| &queue.process);
+        let steps = shares::release(&owners, process, keep);
         let locks = if keep.is_zero() { self.releases() } else { self.locks() };
         let mut release = locks.find_one_and_update(self.name_of(&claims[0]), steps);
         if keep.is_zero() {
@@ -169,10 +170,5 @@ impl Core {
     /// Returns the filter of the document of a claim.
     fn name_of(&self, claim: &Claim) -> Document {
         doc! { "_id": id(&self.prefix, &claim.keys()[0]) }
-    }
-
-    /// Returns the queue, which every server with shares has.
-    fn queue_of_shares(&self) -> Outcome<&Arc<Queue>> {
-        self.queue.as_ref().ok_or_else(Failure::shutdown)
     }
 }

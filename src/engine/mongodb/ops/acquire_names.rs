@@ -197,14 +197,9 @@ impl Core {
             Some(_) => documents::waiter_fields(&claim.owner),
             None => documents::attempt_fields(),
         };
+        let name = documents::one_or_none(id);
         for _ in 0..ROUNDS {
-            let sent = self.send_attempt(
-                documents::one_or_none(id),
-                steps.clone(),
-                fields.clone(),
-                is_settled,
-                caller,
-            );
+            let sent = self.send_attempt(name.clone(), steps.clone(), fields.clone(), is_settled, caller);
             let document = sent.await?.unwrap_or_default();
             if let Some(outcome) = NameOutcome::of(&document, &claim.owner, is_settled, open.clone()) {
                 return Ok(outcome);
@@ -219,8 +214,8 @@ impl Core {
         number > 0 && !self.pool.is_without_majority()
     }
 
-    /// Sends the command of an attempt for one name, a filter by its id. Returns the document after it. `None`: another client inserted the document at the
-    /// same time.
+    /// Sends the command of an attempt for one name: a filter by its id. Returns the document after it. `None`: another client inserted
+    /// the document at the same time.
     pub(crate) async fn send_attempt(
         &self,
         name: Document,

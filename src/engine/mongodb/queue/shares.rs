@@ -130,9 +130,8 @@ pub(crate) fn release(owners: &[&str], process: &str, keep: Duration) -> Vec<Doc
         return changed_to(entries(holding(), others), queue);
     }
     let kept = doc! { "owner": { "$concat": ["$$e.owner", KEPT] }, "until": from_now(keep) };
-    let mut steps = changed_to(changed(holding(), is_one_of(owners), kept), queue);
-    steps.push(doc! { "$set": { CHECK: pipelines::check_after(keep) } });
-    steps
+    let check = vec![doc! { "$set": { CHECK: pipelines::check_after(keep) } }];
+    [changed_to(changed(holding(), is_one_of(owners), kept), queue), check].concat()
 }
 
 /// Returns the pipeline of a forced release.

@@ -1,6 +1,6 @@
 //! The queue on a replica set, beyond the contract.
 
-mod shares;
+pub(super) mod shares;
 
 use super::*;
 use crate::engine::contract::one_is_faster;

@@ -9,7 +9,7 @@ use crate::engine::mongodb::fields::{EXPIRES_AT, GRANTED};
 use crate::engine::mongodb::queue::hand_off::Grant;
 use crate::model::Share;
 
-fn share(permits: u32, limit: u32) -> Claim {
+pub(in crate::engine::mongodb::tests) fn share(permits: u32, limit: u32) -> Claim {
     let ttl = Ttl::new(LONG).unwrap();
     let process = Arc::new(Process::current());
     let mut claim = Claim::new(&[key("n").shared()], OwnerToken::fresh(), ttl, process);
