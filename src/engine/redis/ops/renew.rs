@@ -19,7 +19,7 @@ use crate::engine::redis::keys::Part;
 use crate::engine::redis::scripts::{RENEW, SHARED_RENEW, Script, script_of};
 use crate::engine::redis::topology::Route;
 use crate::engine::{Answers, Renewal, Renewed};
-use crate::model::{Claim, Key};
+use crate::model::Claim;
 
 /// The largest number of names in one script (more for a lease that has more of them). They block the server for some 0.2
 /// ms.
@@ -196,6 +196,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::model::Key;
     use crate::model::{Claim, OwnerToken, Process, Ttl};
 
     /// Returns the sizes of the groups for claims with these numbers of names.
