@@ -51,13 +51,16 @@ pub(crate) async fn an_expired_name_is_free_at_once(s: Stores) {
 
 /// Promise 3: a retry after a lost reply is granted, with the same fencing token and the full ttl.
 pub(crate) async fn acquire_is_idempotent_by_owner(s: Stores) {
-    let ours = claim(&["n", "m"], 2 * SHORT);
+    let ours = claim(&["n", "m"], LONG);
     let fence = acquire(&s.a, &ours).await;
     sleep(Duration::from_millis(2400)).await;
+    let asked = Instant::now();
     assert_eq!(acquire(&s.b, &ours).await, fence);
-    sleep(Duration::from_millis(2400)).await;
-    busy(&s.b, &claim(&["n"], LONG)).await;
-    busy(&s.b, &claim(&["m"], LONG)).await;
+    for name in ["n", "m"] {
+        busy(&s.b, &claim(&[name], LONG)).await;
+        let left = s.a.inspect(&key(name)).await.unwrap().unwrap().remaining.unwrap();
+        assert!(left + asked.elapsed() >= LONG - CLOCK_ERROR, "{name}: {left:?}");
+    }
     assert_eq!(release(&s.a, &ours).await, Released::Freed);
 }
 

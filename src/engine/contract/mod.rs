@@ -139,7 +139,17 @@ async fn busy(engine: &SharedEngine, claim: &Claim) -> (Key, Option<Duration>) {
     }
 }
 
-/// Releases a claim. Repeats a call that found a locked row, as the service does: the process that has locked it may stand still.
+/// Repeats a call that found a locked row, as the service does: the process that has locked it may stand still.
+async fn unlocked<T>(mut call: impl AsyncFnMut() -> super::Result<T>) -> T {
+    loop {
+        match call().await {
+            Err(error) if error.is_locked => sleep(Duration::from_millis(10)).await,
+            outcome => return outcome.unwrap(),
+        }
+    }
+}
+
+/// Releases a claim. Repeats a call that found a locked row.
 async fn release(engine: &SharedEngine, claim: &Claim) -> Released {
     loop {
         match engine.release(claim, Duration::ZERO).await {
@@ -174,6 +184,20 @@ pub(crate) async fn one_is_faster(limit: Duration, mut round: impl AsyncFnMut() 
         }
     }
     panic!("none of {took:?} is below {limit:?}");
+}
+
+/// Repeats a round up to five times, until it succeeds. A machine that stands still fails a round, and a fault all of them. The round
+/// gets its number, and returns what was wrong.
+#[allow(dead_code, reason = "not all stores have such tests")]
+pub(crate) async fn one_succeeds<E: std::fmt::Debug>(mut round: impl AsyncFnMut(usize) -> Result<(), E>) {
+    let mut failures = Vec::new();
+    while failures.len() < 5 {
+        match round(failures.len()).await {
+            Ok(()) => return,
+            Err(failure) => failures.push(failure),
+        }
+    }
+    panic!("all rounds failed: {failures:?}");
 }
 
 async fn sleep(duration: Duration) {

@@ -96,17 +96,19 @@ pub(crate) async fn a_transfer_changes_the_owner_and_nothing_else(s: Stores) {
 
 /// A transfer is repeated after a lost reply.
 pub(crate) async fn a_transfer_is_idempotent(s: Stores) {
-    let mut old = claim(&["m", "n"], 2 * SHORT);
+    let mut old = claim(&["m", "n"], LONG);
     old.metadata = Some("1".into());
     let fence = acquire(&s.a, &old).await;
     old.fence = Some(fence);
     let new = transferred(&s.b, &old).await;
     sleep(Duration::from_millis(2400)).await;
+    let asked = Instant::now();
     let again = s.b.transfer(&of_new_process(&old), &new.owner).await.unwrap();
     assert_eq!(again, Renewed::Extended);
-    sleep(Duration::from_millis(2400)).await;
     for name in ["m", "n"] {
         let info = seen(&s.a, name).await;
+        let left = info.remaining.unwrap();
+        assert!(left + asked.elapsed() >= LONG - CLOCK_ERROR, "{name}: {left:?}");
         assert_eq!(
             (info.fence, info.metadata.as_deref()),
             (Some(fence), Some("1")),
@@ -249,8 +251,11 @@ pub(crate) async fn transfers_racing_for_one_lease_have_one_winner(s: Stores) {
         let old = claim(names, LONG);
         acquire(&s.a, &old).await;
         let rivals = [OwnerToken::fresh(), OwnerToken::fresh()];
-        let (one, two) = tokio::join!(s.a.transfer(&old, &rivals[0]), s.b.transfer(&old, &rivals[1]));
-        let answers = [one.unwrap(), two.unwrap()];
+        let (one, two) = tokio::join!(
+            unlocked(async || s.a.transfer(&old, &rivals[0]).await),
+            unlocked(async || s.b.transfer(&old, &rivals[1]).await),
+        );
+        let answers = [one, two];
         match answers.iter().filter(|answer| **answer == Renewed::Extended).count() {
             0 if may_divide => divided += 1,
             winners => assert_eq!(winners, 1, "{answers:?}"),
@@ -282,11 +287,12 @@ pub(crate) async fn a_transfer_racing_a_forced_release_leaves_one_owner(s: Store
         let to = OwnerToken::fresh();
         let forced = async {
             tokio::time::sleep(Duration::from_micros(fastrand::u64(0..3000))).await;
-            s.b.force_release(&key("b")).await.unwrap()
+            unlocked(async || s.b.force_release(&key("b")).await).await
         };
-        let (answer, forced) = tokio::join!(s.a.transfer(&old, &to), forced);
+        let transfer = unlocked(async || s.a.transfer(&old, &to).await);
+        let (answer, forced) = tokio::join!(transfer, forced);
         assert!(forced);
-        let (owner, other) = match answer.unwrap() {
+        let (owner, other) = match answer {
             Renewed::Extended => (&to, &old.owner),
             Renewed::Lost => (&old.owner, &to),
         };

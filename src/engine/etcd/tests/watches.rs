@@ -224,13 +224,21 @@ async fn a_server_that_closes_each_connection_gets_few_of_them() {
     })
     .await;
     let client = Arc::new(client(&format!("etcd://{address}")));
+    let began = std::time::Instant::now();
+    // 2 s, or longer on a slow machine.
+    let is_over = || match connections.load(SeqCst) {
+        0..4 => began.elapsed() > Duration::from_secs(20),
+        _ => began.elapsed() > Duration::from_secs(2),
+    };
     let calls = (0..20).map(|_| async {
-        let until = std::time::Instant::now() + Duration::from_secs(2);
-        while std::time::Instant::now() < until {
+        while !is_over() {
             assert!(super::client::call(&client).await.is_err());
         }
     });
     futures_util::future::join_all(calls).await;
-    let count = connections.load(SeqCst);
-    assert!((4..40).contains(&count), "{count} connections in 2 s");
+    let (count, took) = (connections.load(SeqCst), began.elapsed());
+    assert!(
+        count >= 4 && (count as f64) < 20.0 * took.as_secs_f64(),
+        "{count} connections in {took:?}"
+    );
 }

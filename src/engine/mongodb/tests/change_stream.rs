@@ -4,7 +4,9 @@ use futures_util::StreamExt;
 use mongodb::change_stream::ChangeStream;
 use mongodb::options::ReadConcern;
 
-use super::queue::{eventually, hold, notified, positions, quiet, release, two, two_within, wait, waiting};
+use super::queue::{
+    eventually, hold, notified, positions, quiet, release, two, two_succeed, two_within, wait, waiting,
+};
 use super::*;
 use crate::engine::EngineExt;
 use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
@@ -115,26 +117,32 @@ async fn a_change_stream_that_was_refused_once_is_used_again() {
 /// The stream has no deletions: the next heartbeat shows them.
 #[tokio::test]
 async fn a_name_that_another_program_deletes_wakes_its_waiters_in_their_order() {
-    two(|ours, theirs| async move {
-        let holder = hold(&ours, "n").await;
-        let (first, second) = (waiting(&["n"]), waiting(&["n"]));
-        let mut first_changes = wait(&theirs, &first).await;
-        let mut second_changes = wait(&theirs, &second).await;
-        let deleted = Instant::now();
-        ours.locks().delete_one(doc! { "_id": "n" }).await.unwrap();
-        notified(&mut first_changes).await;
-        // The second one is notified some time after the first.
-        quiet(&mut second_changes, 1).await;
-        let late = deleted.elapsed();
-        assert!(late < HEARTBEAT_INTERVAL + Duration::from_millis(800), "{late:?}");
-        granted(&theirs, &first).await;
-        notified(&mut second_changes).await;
-        busy(&theirs, &second).await;
-        assert_eq!(ours.release(&holder, Duration::ZERO).await.unwrap(), Released::NotHeld);
-        release(&theirs, &first).await;
-        notified(&mut second_changes).await;
-        granted(&theirs, &second).await;
-    })
+    two_within(
+        HEARTBEAT_INTERVAL + Duration::from_millis(800),
+        |ours, theirs| async move {
+            let holder = hold(&ours, "n").await;
+            let (first, second) = (waiting(&["n"]), waiting(&["n"]));
+            let mut first_changes = wait(&theirs, &first).await;
+            let mut second_changes = wait(&theirs, &second).await;
+            let deleted = Instant::now();
+            ours.locks().delete_one(doc! { "_id": "n" }).await.unwrap();
+            notified(&mut first_changes).await;
+            // The second one is notified some time after the first.
+            let second_change = tokio::time::timeout(Duration::from_millis(1), second_changes.changed());
+            if second_change.await.is_ok() {
+                return LONG;
+            }
+            let late = deleted.elapsed();
+            granted(&theirs, &first).await;
+            notified(&mut second_changes).await;
+            busy(&theirs, &second).await;
+            assert_eq!(ours.release(&holder, Duration::ZERO).await.unwrap(), Released::NotHeld);
+            release(&theirs, &first).await;
+            notified(&mut second_changes).await;
+            granted(&theirs, &second).await;
+            late
+        },
+    )
     .await;
 }
 
@@ -331,7 +339,7 @@ async fn a_waiter_behind_a_dead_one_gets_the_name_when_a_short_hand_off_ends() {
 /// The waiters of a stalled event loop are skipped.
 #[tokio::test]
 async fn a_name_that_is_kept_busy_does_not_keep_the_waiters_of_a_stalled_event_loop_alive() {
-    two(|ours, theirs| async move {
+    two_succeed(|ours, theirs| async move {
         let detector = Arc::new(StallDetector::new(|| {}));
         let _ = theirs.describe().detector.unwrap().set(detector.clone());
         let mut waiters = Vec::new();
@@ -346,11 +354,11 @@ async fn a_name_that_is_kept_busy_does_not_keep_the_waiters_of_a_stalled_event_l
         let live_until = async || {
             let mut ends = Vec::new();
             for name in ["m", "n"] {
-                let document = document(&ours, name).await.unwrap();
+                let document = document(&ours, name).await?;
                 let queue = document.get_array(QUEUE).unwrap();
                 ends.push(*queue[0].as_document().unwrap().get_datetime("until").unwrap());
             }
-            ends
+            Some(ends)
         };
         let before = live_until().await;
         for (_, _, holder) in &waiters {
@@ -358,12 +366,18 @@ async fn a_name_that_is_kept_busy_does_not_keep_the_waiters_of_a_stalled_event_l
             assert_eq!(kept, Released::Freed);
         }
         tokio::time::sleep(Duration::from_millis(800)).await;
-        assert_eq!(live_until().await, before, "a heartbeat of a stalled event loop");
+        let after = live_until().await;
+        // Where the machine stood still, a name is free.
+        if before.is_none() || after.is_none() {
+            return Err("the names were not busy for long enough");
+        }
+        assert_eq!(after, before, "a heartbeat of a stalled event loop");
         detector.responded();
         for (changes, waiter, _) in &mut waiters {
             notified(changes).await;
             granted(&theirs, waiter).await;
         }
+        Ok(())
     })
     .await;
 }

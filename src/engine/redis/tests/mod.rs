@@ -15,7 +15,7 @@ use self::security::Certificates;
 use super::connection::Link;
 use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
-use crate::engine::contract::{PAGE, one_is_faster};
+use crate::engine::contract::{PAGE, one_is_faster, one_succeeds};
 use crate::engine::{Acquired, Engine, EngineExt, Released, Settings, SharedEngine, Subscription, TlsFiles, Warnings};
 use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};

@@ -21,6 +21,8 @@ async fn a_release_hands_off_the_name_to_the_first_waiter_and_notifies_no_other(
     not_notified(&mut first_subscription).await;
     release(&ours, &holder).await;
     notified(&mut first_subscription).await;
+    // A machine that stands still does not end the reservation.
+    assert_eq!(other.run::<i64>("PEXPIRE lock:n 30000").await, 1);
     assert_eq!(first_subscription.take_hand_off(), None);
     not_notified(&mut second_subscription).await;
     // Reserved: busy for every claim and every tool, and without a holder.

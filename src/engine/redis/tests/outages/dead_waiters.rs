@@ -35,38 +35,39 @@ async fn add_dead(other: &mut OtherClient, count: usize, processes: usize) {
 async fn a_hundred_thousand_dead_waiters_do_not_block_the_server() {
     // First with few processes, then with a process for each waiter.
     for processes in [10, 100_000] {
-        let Some(server) = Server::start(&["--slowlog-log-slower-than", "500000"]).await else {
-            return;
-        };
-        let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
-        let (holder, next) = (claim("n"), waiting("n"));
-        acquire(&ours, &holder).await;
-        let mut next_subscription = enqueue(&theirs, &next).await;
-        add_dead(&mut other, 100_000, processes).await;
-        other.run::<()>("SLOWLOG RESET").await;
-        release(&ours, &holder).await;
-        notified(&mut next_subscription).await;
-        acquire(&theirs, &next).await;
-        release(&theirs, &next).await;
-        // Another owner takes the name while no live waiter is in the queue.
-        let stranger = claim("n");
-        acquire(&ours, &stranger).await;
-        release(&ours, &stranger).await;
-        // One script takes about 1 ms. The machine may stall once or twice. Without a limit each script takes a second.
-        let slow: i64 = other.run("SLOWLOG LEN").await;
-        assert!(
-            slow <= 3,
-            "{slow} scripts took more than 500 ms each, with {processes} processes"
-        );
-        let stats: String = other.run("INFO commandstats").await;
-        let field = |line: &str, name: &str| -> f64 {
-            let found = line.split([':', ',']).find_map(|field| field.strip_prefix(name));
-            found.unwrap().trim().parse().unwrap()
-        };
-        let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
-        let (calls, average) = (field(line, "calls="), field(line, "usec_per_call="));
-        eprintln!("{processes} processes: {calls} scripts of {average} µs");
-        assert!(calls < 2000.0 && average < 200_000.0, "{calls} scripts of {average} µs");
+        // One script takes about 1 ms, and more where the machine stands still. Without a limit each script takes a second.
+        one_succeeds(async |_| {
+            let Some(server) = Server::start(&["--slowlog-log-slower-than", "100000"]).await else {
+                return Ok(());
+            };
+            let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+            let (holder, next) = (claim("n"), waiting("n"));
+            acquire(&ours, &holder).await;
+            let mut next_subscription = enqueue(&theirs, &next).await;
+            add_dead(&mut other, 100_000, processes).await;
+            other.run::<()>("SLOWLOG RESET").await;
+            release(&ours, &holder).await;
+            notified(&mut next_subscription).await;
+            acquire(&theirs, &next).await;
+            release(&theirs, &next).await;
+            // Another owner takes the name while no live waiter is in the queue.
+            let stranger = claim("n");
+            acquire(&ours, &stranger).await;
+            release(&ours, &stranger).await;
+            let slow: i64 = other.run("SLOWLOG LEN").await;
+            let stats: String = other.run("INFO commandstats").await;
+            let field = |line: &str, name: &str| -> f64 {
+                let found = line.split([':', ',']).find_map(|field| field.strip_prefix(name));
+                found.unwrap().trim().parse().unwrap()
+            };
+            let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+            let (calls, average) = (field(line, "calls="), field(line, "usec_per_call="));
+            let what = format!("{processes} processes: {calls} scripts of {average} µs, {slow} of more than 100 ms");
+            eprintln!("{what}");
+            assert!(calls < 2000.0, "{what}");
+            (slow == 0 && average < 20_000.0).then_some(()).ok_or(what)
+        })
+        .await;
     }
 }
 

@@ -63,9 +63,14 @@ async fn waiters_keep_their_positions_while_the_server_hangs() {
         store_timeout: Duration::from_millis(400),
         ..settings("lock:")
     };
-    let ours = RedisEngine::connect(RedisConfig::parse(&server.url(), &settings).unwrap())
-        .await
-        .unwrap();
+    let mut ours = None;
+    eventually("the engine is connected", async || {
+        let config = RedisConfig::parse(&server.url(), &settings).unwrap();
+        ours = RedisEngine::connect(config).await.ok();
+        ours.is_some()
+    })
+    .await;
+    let ours = ours.unwrap();
     let (theirs, holder) = (server.engine().await, claim("n"));
     acquire(&theirs, &holder).await;
     let (first, second) = (waiting("n"), waiting("n"));

@@ -63,7 +63,7 @@ async fn another_tool_that_holds_a_majority_excludes_ours_and_is_shown() {
 #[tokio::test]
 async fn a_name_that_may_be_held_is_shown_as_held() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.with_node_timeout(Duration::from_millis(400)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(2500)).await;
     let held = claim("n");
     let fence = acquire(&ours, &held).await;
     nodes.all_have(&[0, 1, 2], "n").await;

@@ -54,14 +54,14 @@ async fn a_close_waits_for_the_rollback_of_a_vote_in_flight() {
 async fn a_late_vote_of_a_released_lease_is_rolled_back() {
     let Some(nodes) = Nodes::start(3).await else { return };
     // A timeout so short that the connection is replaced between the two: the release may overtake the vote.
-    let ours = nodes.with_node_timeout(Duration::from_millis(100)).await;
+    let ours = nodes.with_node_timeout(Duration::from_secs(1)).await;
     nodes.load_scripts(&ours).await;
     nodes.suspend(2);
     let held = claim("n");
-    acquire(&ours, &held).await;
-    tokio::time::sleep(Duration::from_millis(150)).await;
-    release(&ours, &held).await;
-    tokio::time::sleep(Duration::from_millis(150)).await;
+    acquire_soon(&ours, &held).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    release_soon(&ours, &held).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
     nodes.resume(2);
     eventually("the late vote", async || {
         nodes.last_fences(&[2], "n").await[0].is_some()
@@ -148,7 +148,7 @@ async fn every_attempt_has_a_fresh_value() {
 #[tokio::test]
 async fn a_release_is_repeated_until_the_node_confirms_it() {
     let Some(nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.with_node_timeout(Duration::from_millis(200)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(2500)).await;
     let held = claim("n");
     acquire(&ours, &held).await;
     let mut other = nodes.other(2).await;
@@ -221,7 +221,7 @@ async fn a_vote_that_was_not_sent_is_dropped() {
 #[tokio::test]
 async fn releases_in_batches_reach_every_node() {
     let Some(nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.with_node_timeout(Duration::from_millis(400)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(2500)).await;
     let claims: Vec<Claim> = (0..150).map(|n| claim(&format!("n{n}"))).collect();
     for held in &claims[1..] {
         acquire_soon(&ours, held).await;

@@ -48,9 +48,7 @@ impl Nodes {
 
     /// Returns an engine with this time limit for the answer of one node.
     async fn with_node_timeout(&self, node_timeout: Duration) -> Arc<QuorumEngine> {
-        QuorumEngine::connect(self.config("lock:", node_timeout * 4))
-            .await
-            .unwrap()
+        soon(async || QuorumEngine::connect(self.config("lock:", node_timeout * 4)).await).await
     }
 
     async fn engine(&self) -> Arc<QuorumEngine> {
@@ -168,6 +166,34 @@ async fn acquire(engine: &QuorumEngine, claim: &Claim) -> Fence {
         Acquired::Granted { fence } => fence,
         held => panic!("{held:?}"),
     }
+}
+
+/// Repeats a call that fails with a retryable error, for 10 s: the machine may stand still for longer than a node has to answer.
+async fn soon<T>(mut call: impl AsyncFnMut() -> EngineResult<T>) -> T {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        match call().await {
+            Err(error) if error.retryable && tokio::time::Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            outcome => return outcome.unwrap(),
+        }
+    }
+}
+
+/// Releases a lease. Where a call has failed, an earlier one may have released it.
+async fn release_soon(engine: &QuorumEngine, claim: &Claim) {
+    let mut calls = 0;
+    let released = soon(async || {
+        calls += 1;
+        engine.release(claim, Duration::ZERO).await
+    })
+    .await;
+    assert!(released == Released::Freed || calls > 1, "{released:?}");
+}
+
+async fn renew_soon(engine: &QuorumEngine, claim: &Claim) -> Renewed {
+    soon(async || renew(engine, claim).await).await
 }
 
 /// Acquires a name as soon as possible: connections may have to be opened first, or a failed attempt rolled back.

@@ -11,8 +11,8 @@ async fn tokens_grow_across_any_sequence_of_majorities_with_wiped_minorities() {
             return;
         };
         let engines = [
-            nodes.with_node_timeout(Duration::from_millis(500)).await,
-            nodes.with_node_timeout(Duration::from_millis(500)).await,
+            nodes.with_node_timeout(Duration::from_millis(2500)).await,
+            nodes.with_node_timeout(Duration::from_millis(2500)).await,
         ];
         let mut last = Fence(0);
         let mut away: Vec<usize> = Vec::new();
@@ -42,7 +42,7 @@ const AHEAD: u64 = 9_000_000_000_000_000;
 #[tokio::test]
 async fn the_largest_of_different_proposals_is_written_to_a_majority() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.with_node_timeout(Duration::from_millis(500)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(2500)).await;
     nodes.set_last_fence(0, "n", AHEAD).await;
     nodes.0[2].stop();
     let first = claim("n");
@@ -98,7 +98,7 @@ async fn the_fence_of_a_set_is_agreed_on_for_all_its_names() {
 async fn a_node_that_returns_with_old_data_creates_no_old_token() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
     nodes.0[2].stop();
-    let ours = nodes.with_node_timeout(Duration::from_millis(500)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(2500)).await;
     let first = claim("n");
     let old = acquire_soon(&ours, &first).await;
     release(&ours, &first).await;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, Row as _};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::*;
 use crate::engine::contract::PAGE;
@@ -38,6 +39,9 @@ async fn two(url: &str, prefix: String) -> (SharedEngine, SharedEngine) {
 
 crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&url_of(SERVER)?, prefix).await));
 
+/// Each database has it for reading. A test that changes settings of the server has it for writing.
+static SERVER_SETTINGS: RwLock<()> = RwLock::const_new(());
+
 /// A database of one test. Dropping it leaves it to the server, which ends with the tests.
 pub(super) struct Database {
     name: String,
@@ -46,12 +50,14 @@ pub(super) struct Database {
     url: String,
     /// A connection of another program.
     client: MySqlConnection,
+    settings: Option<RwLockReadGuard<'static, ()>>,
 }
 
 impl Database {
     /// Creates a database. `None`: there is no server.
     pub(super) async fn create() -> Option<Self> {
         let url = url_of(SERVER)?;
+        let settings = Some(SERVER_SETTINGS.read().await);
         let name = format!("t{}", OwnerToken::fresh().as_str());
         let user = name[..24].to_owned();
         let mut client = connect(&url).await;
@@ -72,7 +78,14 @@ impl Database {
             user,
             url,
             client,
+            settings,
         })
+    }
+
+    /// Waits until no other test has a database. Until the answer is dropped, no other one gets one.
+    async fn alone(&mut self) -> RwLockWriteGuard<'static, ()> {
+        self.settings = None;
+        SERVER_SETTINGS.write().await
     }
 
     async fn engine_with(&self, settings: Settings) -> Arc<ServerEngine> {

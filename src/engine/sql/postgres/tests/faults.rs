@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::engine::EngineExt;
-use crate::engine::contract::refs;
+use crate::engine::contract::{one_succeeds, refs};
 use crate::engine::sql::failure::Kind;
 use crate::engine::sql::server::connection::open_first;
 use crate::model::Key;
@@ -39,12 +39,23 @@ async fn proxy_without_first_listen(server: u16) -> u16 {
     port
 }
 
-/// Returns settings with a store timeout of 700 ms.
-fn brief() -> Settings {
-    Settings {
+/// Opens an engine with a store timeout of 700 ms. The tables exist: creating them may take longer.
+async fn open_brief(url: &str) -> Arc<ServerEngine> {
+    let settings = Settings {
         store_timeout: Duration::from_millis(700),
         ..Settings::default()
-    }
+    };
+    repeated(async || {
+        let config = PostgresConfig::parse(url, &settings).unwrap();
+        crate::engine::sql::postgres::connect(config).await
+    })
+    .await
+}
+
+/// Makes an attempt for a free name. Repeats it where the store timeout was too short.
+async fn acquire_soon(engine: &Arc<ServerEngine>, claim: &Claim) {
+    let acquired = repeated(async || engine.try_acquire(claim).await).await;
+    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
 }
 
 #[tokio::test]
@@ -84,9 +95,12 @@ async fn a_silent_listener_is_replaced() {
     let (server, name) = database.url.rsplit_once('/').unwrap();
     let (server, port) = server.rsplit_once(':').unwrap();
     let proxy = proxy_without_first_listen(port.parse().unwrap()).await;
-    let engine = open(&format!("{server}:{proxy}/{name}"), &brief()).await;
-    acquire(&engine, &claim(&["n"])).await;
-    busy(&engine, &waiting(&["n"])).await;
+    drop(database.engine().await);
+    let engine = open_brief(&format!("{server}:{proxy}/{name}")).await;
+    acquire_soon(&engine, &claim(&["n"])).await;
+    let waiter = waiting(&["n"]);
+    let acquired = repeated(async || engine.try_acquire(&waiter).await).await;
+    assert!(matches!(acquired, Acquired::Held { .. }), "{acquired:?}");
     let listening = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
     eventually("the engine listens", async || database.number(listening).await == 1).await;
 }
@@ -154,7 +168,8 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     };
     // The statements have no lock timeout.
     let url = format!("{}?options=-c%20lock_timeout%3D0", database.url);
-    let engine = open(&url, &brief()).await;
+    drop(database.engine().await);
+    let engine = open_brief(&url).await;
     let watcher = connect(&database.url).await;
     let lock = database.client.transaction().await.unwrap();
     lock.batch_execute("LOCK TABLE locks").await.unwrap();
@@ -173,8 +188,8 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     })
     .await;
     lock.rollback().await.unwrap();
-    acquire(&engine, &claim(&["after"])).await;
-    let held = engine.list("", PAGE).await.unwrap();
+    acquire_soon(&engine, &claim(&["after"])).await;
+    let held = repeated(async || engine.list("", PAGE).await).await;
     assert_eq!(held.into_iter().map(|info| info.name).collect::<Vec<_>>(), ["after"]);
 }
 
@@ -184,7 +199,8 @@ async fn a_locked_row_rejects_no_other_call_with_a_short_store_timeout() {
     let Some(mut database) = Database::create().await else {
         return;
     };
-    let engine = database.engine_with(brief()).await;
+    drop(database.engine().await);
+    let engine = open_brief(&database.url).await;
     a_locked_row_rejects_no_other_call(&mut database, &engine).await;
 }
 
@@ -204,18 +220,15 @@ async fn a_locked_row_rejects_no_other_call_with_a_short_statement_timeout() {
 
 async fn a_locked_row_rejects_no_other_call(database: &mut Database, engine: &Arc<ServerEngine>) {
     lock_row(database, engine, "locked").await;
-    let mut failures = Vec::new();
     // The machine may stand still for longer than the store timeout.
-    for round in 0..5 {
+    one_succeeds(async |round| {
         let locked = attempting(engine, &claim(&["locked"]));
         let others: Vec<Claim> = (0..8).map(|index| claim(&[&format!("n{round}-{index}")])).collect();
-        let acquired = join_all(others.iter().map(|ours| engine.try_acquire(ours))).await;
-        let failed = acquired.into_iter().filter_map(|one| one.err()).next();
+        let outcome = all_granted(engine, &others).await;
         let _ = locked.await;
-        let Some(failure) = failed else { return };
-        failures.push(failure.to_string());
-    }
-    panic!("{failures:?}");
+        outcome
+    })
+    .await;
 }
 
 /// The locks of a stopped process end with its session, and the other calls of the same names go on.
@@ -286,13 +299,14 @@ async fn other_default_isolation_levels_change_nothing() {
             async move {
                 for _ in 0..5 {
                     let ours = claim(&["n"]);
-                    while !matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. }) {
+                    while !is_granted(engine, &ours).await {
                         tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
                     }
                     let seen = counter.get();
                     tokio::task::yield_now().await;
                     counter.set(seen + 1);
-                    assert_eq!(release(engine, &ours).await, Released::Freed);
+                    let released = repeated(async || engine.release(&ours, Duration::ZERO).await).await;
+                    assert_eq!(released, Released::Freed);
                 }
             }
         });

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::engine::contract::refs;
+use crate::engine::contract::{one_succeeds, refs};
 use crate::engine::{EngineExt, Renewed};
 
 /// A transaction for each of the other calls would be twice as many packets.
@@ -15,19 +15,23 @@ pub(in crate::engine::sql) async fn a_locked_row_costs_the_calls_beside_it_few_p
 ) {
     let proxy = Proxy::start(database.url()).await;
     let engine = database.open(&proxy.url).await;
-    lock_row(database, &engine, "locked").await;
-    let before = proxy.packets();
-    let locked = attempting(&engine, &claim(&["locked"]));
-    let others = (0..256).map(|index| attempting(&engine, &claim(&[&format!("n{index}")])));
-    let others: Vec<_> = others.collect();
-    let acquired = tokio::time::timeout(Duration::from_secs(10), join_all(others)).await;
-    for acquired in acquired.expect("a wait of a second, and some transactions") {
-        assert!(matches!(acquired, Ok(Ok(Acquired::Granted { .. }))), "{acquired:?}");
-    }
-    assert!(locked.await.unwrap().unwrap_err().retryable);
-    let packets = proxy.packets() - before;
-    assert!(packets <= 64, "{packets} packets");
-    database.execute("ROLLBACK").await;
+    // On a machine that stands still those that share a statement with the locked row may fail with it.
+    one_succeeds(async |round| {
+        let name = format!("locked{round}");
+        lock_row(database, &engine, &name).await;
+        let before = proxy.packets();
+        let locked = attempting(&engine, &claim(&[&name]));
+        let others: Vec<Claim> = (0..256).map(|index| claim(&[&format!("n{round}-{index}")])).collect();
+        let acquired = tokio::time::timeout(Duration::from_secs(10), all_granted(&engine, &others)).await;
+        assert!(locked.await.unwrap().unwrap_err().retryable);
+        let packets = proxy.packets() - before;
+        database.execute("ROLLBACK").await;
+        acquired.map_err(|_| "not within 10 s".to_owned())??;
+        (packets <= 64)
+            .then_some(())
+            .ok_or_else(|| format!("{packets} packets"))
+    })
+    .await;
 }
 
 /// Calls for several names that find a locked row do not say which of them is locked.

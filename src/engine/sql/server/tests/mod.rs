@@ -167,6 +167,14 @@ pub(in crate::engine::sql) async fn busy(engine: &Arc<impl Engine>, claim: &Clai
     assert!(matches!(acquired, Acquired::Held { .. }), "{acquired:?}");
 }
 
+/// Makes an attempt. One that finds a locked row counts as one that finds a busy name.
+pub(in crate::engine::sql) async fn is_granted(engine: &Arc<impl Engine>, claim: &Claim) -> bool {
+    match engine.try_acquire(claim).await {
+        Err(error) if error.is_locked => false,
+        outcome => matches!(outcome.unwrap(), Acquired::Granted { .. }),
+    }
+}
+
 pub(in crate::engine::sql) async fn release(engine: &Arc<impl Engine>, claim: &Claim) -> Released {
     engine.release(claim, Duration::ZERO).await.unwrap()
 }

@@ -8,8 +8,9 @@ use super::super::single_calls::{Attempt, answer_reads, pages};
 use super::super::transaction::{Plan, Prefix};
 use super::super::upkeep::{SWEEP_LIMIT, SWEEP_ROW, Swept};
 use super::*;
-use crate::engine::contract::PAGE;
+use crate::engine::contract::{PAGE, one_succeeds};
 use crate::engine::sql::Page;
+use crate::engine::sql::failure::Kind;
 use crate::engine::sql::jobs::{Job, Reply};
 use crate::engine::{EngineExt, Renewed, Warnings};
 
@@ -25,29 +26,42 @@ pub(in crate::engine::sql) async fn a_transaction_reads_only_rows_that_it_has_lo
     database: &mut D,
 ) {
     let engine = database.engine().await;
-    let (appears, waited_for) = (b"n".to_vec(), b"z".to_vec());
-    insert(database, [("z".to_owned(), 0, 0)]).await;
-    let mut session = open(&engine.waiters.server).await.unwrap();
-    let mut plan = Plan::default();
-    plan.names.insert(appears.clone(), false);
-    plan.names.insert(waited_for.clone(), true);
-    database.execute("BEGIN").await;
-    database.execute("UPDATE locks SET fence = 2 WHERE name = 'z'").await;
-    let locking = tokio::spawn(async move {
-        let ledger = session.begin("p", &plan).await.unwrap();
-        (session, ledger)
-    });
-    while database.blocked().await == 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    acquire(&engine, &claim(&["n"])).await;
-    database.execute("COMMIT").await;
-    let (mut session, ledger) = locking.await.unwrap();
-    assert!(ledger.busy_for(&appears).is_some());
-    let unlocked = "SELECT COUNT(*) FROM (SELECT name FROM locks WHERE name = 'n' LIMIT 1 FOR UPDATE SKIP LOCKED) AS l";
-    assert_eq!(database.number(unlocked).await, 0);
-    session.roll_back().await.unwrap();
-    assert_eq!(database.number(unlocked).await, 1);
+    // Where the machine stands still, the transaction finds a locked row.
+    one_succeeds(async |round| {
+        let [appears, waited_for] = ["n", "z"].map(|name| format!("{name}{round}"));
+        insert(database, [(waited_for.clone(), 0, 0)]).await;
+        let mut session = open(&engine.waiters.server).await.unwrap();
+        let mut plan = Plan::default();
+        plan.names.insert(appears.clone().into_bytes(), false);
+        plan.names.insert(waited_for.clone().into_bytes(), true);
+        database.execute("BEGIN").await;
+        let lock = format!("UPDATE locks SET fence = 2 WHERE name = '{waited_for}'");
+        database.execute(&lock).await;
+        let locking = tokio::spawn(async move {
+            let ledger = session.begin("p", &plan).await;
+            (session, ledger)
+        });
+        eventually("the transaction waits", async || {
+            database.blocked().await > 0 || locking.is_finished()
+        })
+        .await;
+        acquire(&engine, &claim(&[&appears])).await;
+        database.execute("COMMIT").await;
+        let (mut session, ledger) = locking.await.unwrap();
+        let ledger = match ledger {
+            Err(failure) if failure.kind() == Kind::Locked => return Err(failure.to_string()),
+            ledger => ledger.unwrap(),
+        };
+        assert!(ledger.busy_for(&appears.clone().into_bytes()).is_some());
+        let unlocked = format!(
+            "SELECT COUNT(*) FROM (SELECT name FROM locks WHERE name = '{appears}' LIMIT 1 FOR UPDATE SKIP LOCKED) AS l"
+        );
+        assert_eq!(database.number(&unlocked).await, 0);
+        session.roll_back().await.unwrap();
+        assert_eq!(database.number(&unlocked).await, 1);
+        Ok(())
+    })
+    .await;
 }
 
 /// The last token of a name is far ahead of the clock. Each statement that grants a name has its own formula.

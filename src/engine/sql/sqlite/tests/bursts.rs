@@ -33,6 +33,7 @@ async fn a_cancelled_attempt_is_never_executed() {
     let first = claim(&["first"], 60_000);
     let mut first_call = Box::pin(engine.try_acquire(&first));
     started(&mut first_call).await;
+    sent(&first).await;
     let names: Vec<String> = (0..300).map(|n| format!("cancelled {n}")).collect();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], 60_000)).collect();
     let listed: Vec<Arc<Claim>> = (0..3)
@@ -75,6 +76,7 @@ async fn a_release_takes_effect_after_a_cancelled_attempt() {
             engine.try_acquire(&ours).map(drop).boxed()
         };
         started(&mut call).await;
+        sent(&ours).await;
         drop(call);
         assert!(ours.was_sent(), "the writer has begun its transaction");
         let (released, ()) = tokio::join!(engine.release(&ours, Duration::ZERO), async {
@@ -272,7 +274,7 @@ async fn a_list_comes_in_pages() {
 async fn a_burst_is_answered_or_leaves_nothing() {
     let folder = folder();
     let engine = open(folder.path()).await;
-    let kept = claim(&["kept"], 3_000);
+    let kept = claim(&["kept"], 10_000);
     assert!(granted(&engine, &kept).await);
     let renewals = async {
         loop {

@@ -135,6 +135,7 @@ async fn a_commit_to_deleted_files_is_an_error() {
             let (engine, ours) = (engine.clone(), ours.clone());
             async move { engine.try_acquire(&ours).await }
         });
+        sent(&ours).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         std::fs::remove_file(file(folder.path(), "-wal")).unwrap();
         stranger.execute("ROLLBACK").await.unwrap();

@@ -46,6 +46,18 @@ async fn open(folder: &Path) -> Arc<SqliteEngine> {
         .unwrap()
 }
 
+/// Waits until the writer has begun the transaction of an attempt.
+async fn sent(claim: &Claim) {
+    let sent = async {
+        while !claim.was_sent() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), sent)
+        .await
+        .expect("the writer has not begun");
+}
+
 /// Opens a plain connection to the file, as another program would.
 async fn raw(folder: &Path) -> SqliteConnection {
     SqliteConnectOptions::new()

@@ -76,6 +76,8 @@ async fn a_store_that_is_busy_for_too_long_is_a_retryable_error() {
         store_timeout: Duration::from_millis(150),
         ..Settings::default()
     };
+    // The short timeout is for the calls, and not for the tables.
+    drop(open(folder.path()).await);
     let engine = SqliteEngine::connect(config(folder.path(), &settings)).await.unwrap();
     let mut stranger = raw(folder.path()).await;
     stranger.execute("BEGIN IMMEDIATE").await.unwrap();
