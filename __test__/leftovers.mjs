@@ -49,7 +49,7 @@ const READERS = {
       const documents = await client.db().collection(collection).find({}, { projection }).toArray()
       return documents
         .filter(({ _id, isUsed }) => isUsed || typeof _id === 'string')
-        .map(({ _id, isExpired }) => ({ name: String(_id?.shared ?? _id), isExpired }))
+        .map(({ _id, isExpired }) => ({ name: String(/** @type {any} */ (_id).shared ?? _id), isExpired }))
         .filter(({ name }) => name.startsWith(keyPrefix))
         .map(({ name, isExpired }) => ({ what: 'lock', name: name.slice(keyPrefix.length), isExpired }))
     }),

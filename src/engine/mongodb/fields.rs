@@ -24,3 +24,7 @@ pub(crate) const END: &str = "end";
 pub(crate) const AHEAD: &str = "ahead";
 /// The field of an answer with the number of live waiters.
 pub(crate) const WAITING: &str = "waiting";
+/// The holders of a shared name, and of each one its permits and their limit.
+pub(crate) const HOLDERS: &str = "holders";
+pub(crate) const PERMITS: &str = "permits";
+pub(crate) const LIMIT: &str = "limit";

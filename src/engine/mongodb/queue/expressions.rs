@@ -2,7 +2,8 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use crate::model::OwnerToken;
+use crate::engine::mongodb::fields::{LIMIT, PERMITS};
+use crate::model::{Claim, OwnerToken, Share};
 
 /// Returns an expression with variables for its parts.
 pub(super) fn with(variables: Vec<(&str, Bson)>, result: Document) -> Document {
@@ -51,4 +52,10 @@ pub(super) fn changed(list: impl Into<Bson>, condition: Document, fields: Docume
     doc! { "$map": { "input": list.into(), "as": "e", "in": {
         "$cond": [condition, { "$mergeObjects": ["$$e", fields] }, "$$e"],
     } } }
+}
+
+/// Returns the fields that only the entry of a share has.
+pub(super) fn terms(claim: &Claim) -> Document {
+    let terms = |share: Share| doc! { PERMITS: i64::from(share.permits()), LIMIT: i64::from(share.limit()) };
+    claim.share.map(terms).unwrap_or_default()
 }

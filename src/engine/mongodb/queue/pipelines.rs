@@ -18,12 +18,11 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::expressions::{changed, entries, first, is, is_live, is_missing, is_not, literal, with};
+use super::expressions::{changed, entries, first, is, is_live, is_missing, is_not, literal, terms, with};
 use super::hand_off::{self, Grant, hold};
-use super::shares::{HOLDERS, LIMIT, PERMITS, terms};
 use crate::engine::mongodb::documents::{self, from_now, millis};
 use crate::engine::mongodb::fields::{
-    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED,
+    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, HOLDERS, LIMIT, NOW, OWNER, PERMITS, QUEUE, RESERVED,
 };
 use crate::engine::mongodb::ops::fence::Stamp;
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};

@@ -8,7 +8,7 @@
 //! # Behavior
 //! Each command but a renewal removes the holders whose leases have ended, makes its change, and then hands off ([`hand_off`]): the first
 //! live waiters become holders, with the next tokens, as long as the permits in use are within the smallest limit of all holders. So an
-//! attempt enters the queue, and is granted if nobody is in its way. A claim that does not wait leaves the queue in the same command.
+//! attempt enters the queue, and is granted if it fits. A claim that does not wait leaves the queue in the same command.
 //!
 //! A hand-off is always a grant, because the server draws the token. `granted` has the events of the last command for the change stream, each as
 //! for a lock, behind a space. For a waiter that does not take hand-offs the time in its event is zero, so that it makes an attempt, which
@@ -22,12 +22,11 @@ use mongodb::bson::{Bson, Document, doc};
 use super::expressions::{changed, entries, first, is, is_live, is_missing, with};
 use super::pipelines::{self, Waiter, alive, all, entered, remembered};
 use crate::engine::mongodb::documents::{self, KEPT, METADATA, from_now, millis};
-use crate::engine::mongodb::fields::{CHECK, END, EXPIRES_AT, FENCE, GRANTED, HOLDER, NOW, QUEUE, WAITING};
+use crate::engine::mongodb::fields::{
+    CHECK, END, EXPIRES_AT, FENCE, GRANTED, HOLDER, HOLDERS, LIMIT, NOW, PERMITS, QUEUE, WAITING,
+};
 use crate::model::{Claim, Fence, Key, LockInfo, MAX_PERMITS, Share, Ttl};
 
-pub(super) const HOLDERS: &str = "holders";
-pub(super) const PERMITS: &str = "permits";
-pub(super) const LIMIT: &str = "limit";
 /// The field of an id with the shared name.
 const SHARED: &str = "shared";
 /// The waiters that a command makes holders. Its last step removes it.
@@ -52,12 +51,6 @@ pub(super) fn key(prefix: &str, id: &Bson) -> Option<Key> {
     let text = shared.map_or(id.as_str(), |id| id.get_str(SHARED).ok())?;
     let key = Key::new(text.strip_prefix(prefix)?).ok()?;
     Some(if shared.is_some() { key.shared() } else { key })
-}
-
-/// Returns the fields that only the entry of a share has.
-pub(super) fn terms(claim: &Claim) -> Document {
-    let terms = |share: Share| doc! { PERMITS: i64::from(share.permits()), LIMIT: i64::from(share.limit()) };
-    claim.share.map(terms).unwrap_or_default()
 }
 
 /// Returns the holders whose leases have not ended.
