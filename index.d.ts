@@ -91,27 +91,6 @@ export interface AcquireOptions {
   metadata?: Json | object | undefined
 }
 
-/** The options of the calls of a semaphore: those of `acquire`, and the number of permits. `minHoldMs` keeps the permits in use. */
-export interface PermitOptions extends AcquireOptions {
-  /**
-   * The number of permits, which are acquired and released together: a whole number from 1 to the limit of the semaphore.
-   * @default 1
-   */
-  permits?: number | undefined
-}
-
-/** The options of `using` of a semaphore: those of its other calls, and a job without a permit during an outage. */
-export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> {
-  /**
-   * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
-   * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
-   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
-   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
-   * @default 'fail'
-   */
-  onStoreError?: 'fail' | 'wait' | 'run' | undefined
-}
-
 /** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
 export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
@@ -155,51 +134,6 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
    * @default 1000, at most half of `periodMs`
    */
   waitMs?: Duration | undefined
-}
-
-/** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
-export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
-  /**
-   * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
-   * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
-   * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
-   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
-   * @default 1
-   */
-  maxLeaders?: number | undefined
-  /** Ends the election like `stop()`. */
-  signal?: SignalLike | undefined
-  /**
-   * What follows an error of `fn`, and a store error that is not retryable, such as a wrong password. `false`: the election ends,
-   * and `done` rejects with the error. `true`: this candidate waits for the leadership again, after a pause of 100 ms that
-   * doubles up to 30 s, until a leadership lasts a minute. The pause also follows a return of `fn`, and a leadership below 1 s.
-   * @default false
-   */
-  restart?: boolean | undefined
-  /**
-   * With `restart`: receives these errors (of store errors the first until the next leadership). If it throws, the election ends.
-   * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
-   */
-  onError?: ((error: unknown) => void) | undefined
-  /**
-   * Lets the process exit while this is the only thing that it waits for. The attempt of a `lazy` service to connect keeps the process
-   * alive, for at most `storeTimeoutMs`.
-   * @default false
-   */
-  unref?: boolean | undefined
-}
-
-/** The leadership that `fn` of `elect` gets. */
-export interface Leadership {
-  readonly name: string
-  /** The fencing token: larger than that of every earlier leader. With one leader, pass it to what must refuse an earlier leader. */
-  readonly term: bigint
-  /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
-  readonly signal: Signal
-  /** Whether this leadership lasts, computed at each read by the native clock. */
-  readonly isLeader: boolean
-  /** The rest of the lease in milliseconds, by the clock of this process. */
-  readonly remainingMs: number
 }
 
 /** The options of `watch`. */
@@ -497,27 +431,6 @@ export interface LockInfo {
   readonly waiting: number | null
 }
 
-/** A holder of a semaphore or a read/write lock: what `LockInfo` has but `waiting`, and its share. */
-export interface PermitInfo extends Omit<LockInfo, 'waiting'> {
-  /** The permits that it has in use: of a reader 1, of a writer 1048576. */
-  readonly permits: number
-  /** The limit of its semaphore; of a reader and a writer 1048576. */
-  readonly limit: number
-}
-
-/** The state of a semaphore or a read/write lock. */
-export interface SharedInfo {
-  readonly name: string
-  /** The permits in use. */
-  readonly used: number
-  /** The smallest limit of the holders; `null` without holders. Of a read/write lock: 1048576. */
-  readonly limit: number | null
-  /** The number of calls in the queue of the name, of all processes; 0 without holders. */
-  readonly waiting: number
-  /** The holders, in the order of their grants. */
-  readonly holders: readonly PermitInfo[]
-}
-
 /** Counters since `connect`. `held` and `waiting` are current numbers. */
 export interface LockStats {
   /** Locks that are held now. */
@@ -683,6 +596,44 @@ export declare class Lock implements AsyncDisposable {
   toJSON(): LockJson;
 }
 
+/** The options of the calls of a semaphore: those of `acquire`, and the number of permits. `minHoldMs` keeps the permits in use. */
+export interface PermitOptions extends AcquireOptions {
+  /**
+   * The number of permits, which are acquired and released together: a whole number from 1 to the limit of the semaphore.
+   * @default 1
+   */
+  permits?: number | undefined;
+}
+/** The options of `using` of a semaphore: those of its other calls, and a job without a permit during an outage. */
+export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> {
+  /**
+   * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
+   * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
+   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
+   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined;
+}
+/** A holder of a semaphore or a read/write lock: what `LockInfo` has but `waiting`, and its share. */
+export interface PermitInfo extends Omit<LockInfo, 'waiting'> {
+  /** The permits that it has in use: of a reader 1, of a writer 1048576. */
+  readonly permits: number;
+  /** The limit of its semaphore; of a reader and a writer 1048576. */
+  readonly limit: number;
+}
+/** The state of a semaphore or a read/write lock. */
+export interface SharedInfo {
+  readonly name: string;
+  /** The permits in use. */
+  readonly used: number;
+  /** The smallest limit of the holders; `null` without holders. Of a read/write lock: 1048576. */
+  readonly limit: number | null;
+  /** The number of calls in the queue of the name, of all processes; 0 without holders. */
+  readonly waiting: number;
+  /** The holders, in the order of their grants. */
+  readonly holders: readonly PermitInfo[];
+}
 /** The calls of a `LockService` on one fixed name: those of a semaphore, or of one side of a read/write lock. They may be detached. */
 export interface NamedLock<O = AcquireOptions, U = O> {
   readonly name: string;
@@ -733,6 +684,49 @@ export interface ReadWriteLock {
   forceRelease(): Promise<boolean>;
 }
 
+/** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
+export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
+  /**
+   * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
+   * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
+   * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
+   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
+   * @default 1
+   */
+  maxLeaders?: number | undefined;
+  /** Ends the election like `stop()`. */
+  signal?: SignalLike | undefined;
+  /**
+   * What follows an error of `fn`, and a store error that is not retryable, such as a wrong password. `false`: the election ends,
+   * and `done` rejects with the error. `true`: this candidate waits for the leadership again, after a pause of 100 ms that
+   * doubles up to 30 s, until a leadership lasts a minute. The pause also follows a return of `fn`, and a leadership below 1 s.
+   * @default false
+   */
+  restart?: boolean | undefined;
+  /**
+   * With `restart`: receives these errors (of store errors the first until the next leadership). If it throws, the election ends.
+   * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
+   */
+  onError?: ((error: unknown) => void) | undefined;
+  /**
+   * Lets the process exit while this is the only thing that it waits for. The attempt of a `lazy` service to connect keeps the process
+   * alive, for at most `storeTimeoutMs`.
+   * @default false
+   */
+  unref?: boolean | undefined;
+}
+/** The leadership that `fn` of `elect` gets. */
+export interface Leadership {
+  readonly name: string;
+  /** The fencing token: larger than that of every earlier leader. With one leader, pass it to what must refuse an earlier leader. */
+  readonly term: bigint;
+  /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
+  readonly signal: Signal;
+  /** Whether this leadership lasts, computed at each read by the native clock. */
+  readonly isLeader: boolean;
+  /** The rest of the lease in milliseconds, by the clock of this process. */
+  readonly remainingMs: number;
+}
 /**
  * A candidate for the leadership of a name, from `locks.elect()`. It waits in the queue of the name until it leads.
  *
@@ -941,10 +935,10 @@ export declare class LockService implements AsyncDisposable {
   elect(name: string, options: ElectOptions | undefined, fn: (leadership: Leadership) => unknown): Election;
   elect(name: string, fn: (leadership: Leadership) => unknown): Election;
   /**
-   * Returns a semaphore: at most `limit` permits of the name are in use at the same time, in all processes. Creates nothing in the store,
-   * and sends nothing. The limit belongs to each call: a call is granted while the permits in use and its own are at most the smallest
-   * limit of the call and of all holders. The name is another one than that of a lock with the same text, and the same one as
-   * that of a read/write lock. Not on a Redis quorum and a standalone MongoDB: the calls of the semaphore reject there.
+   * Returns a semaphore: at most `limit` permits of the name are in use at the same time, in all processes. Sends nothing to the store.
+   * A call is granted while the permits in use and its own are at most the smallest limit of the call and of all holders. The name is
+   * another one than that of a lock with the same text, and the same one as that of a read/write lock. Not on a Redis quorum, a
+   * standalone MongoDB and a sharded cluster of MongoDB: its calls reject there.
    * @param limit a whole number from 1 to 1048576
    * @throws `LOCK_INVALID_ARGUMENT`
    *
@@ -956,8 +950,8 @@ export declare class LockService implements AsyncDisposable {
    */
   semaphore(name: string, limit: number): Semaphore;
   /**
-   * Returns a read/write lock: many readers, or one writer. Creates nothing in the store, and sends nothing. First come, first served: a
-   * reader that comes after a waiting writer waits behind it. For the name and the stores see `semaphore`.
+   * Returns a read/write lock: many readers, or one writer. Sends nothing to the store. First come, first served: a reader that comes
+   * after a waiting writer waits behind it. For the name and the stores see `semaphore`.
    * @throws `LOCK_INVALID_ARGUMENT`
    *
    * @example

@@ -11,6 +11,31 @@ const table = (/** @type {string} */ share) =>
   `\\nSHARE +PROCESS +SINCE +REMAINING +TOKEN +METADATA\\n${share} +\\d+ on .*\\n`
 
 describe('semaphores and read/write locks', options, () => {
+  test('usage errors are 64 and name the argument', { timeout }, async () => {
+    for (const [args, text] of /** @type {[string[], string][]} */ ([
+      [['run', '--limit', '1.5', 'n', '--', 'true'], '--limit must be a whole number, got "1.5"'],
+      [['run', '--limit', '', 'n', '--', 'true'], '--limit must be a whole number, got ""'],
+      [['run', '--limit', '0', 'n', '--', 'true'], 'limit must be a whole number from 1 to 1048576, got 0'],
+      [
+        ['run', '--limit', '2', '--permits', '3', 'n', '--', 'true'],
+        'permits must be a whole number from 1 to the limit',
+      ],
+      [['run', '--limit', '2', '--permits', '-1', 'n', '--', 'true'], '--permits'],
+      [['run', '--permits', '2', 'n', '--', 'true'], '--permits needs --limit'],
+      [['run', '--permits', '2', '--read', 'n', '--', 'true'], '--permits needs --limit'],
+      [['run', '--read', '--write', 'n', '--', 'true'], '--read and --write exclude each other'],
+      [['run', '--limit', '2', '--write', 'n', '--', 'true'], '--limit and --write exclude each other'],
+      [['run', '--read', '--once-per', '1h', 'n', '--', 'true'], '--read and --once-per exclude each other'],
+      [['run', '--limit', '2', 'a', 'b', '--', 'true'], 'expected one name, got "a", "b"'],
+      [['inspect', '--shared', 'a', 'b'], 'expected one name'],
+      [['top', '--shared'], 'expected one name'],
+      [['release', '--shared', 'n'], '--force is missing'],
+    ])) {
+      const { code, stdout, stderr } = await cli(...args)
+      assert.deepEqual([code, stdout, stderr.includes(text)], [64, '', true], `${args}: ${stderr}`)
+    }
+  })
+
   test('run --limit runs the command with its permits', { timeout }, async () => {
     const semaphore = locks.semaphore('run:models', 3)
     const script = 'echo "$HOLDFAST_NAME $HOLDFAST_PERMITS $HOLDFAST_FENCING_TOKEN"; exit 7'

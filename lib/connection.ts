@@ -45,6 +45,21 @@ export interface Observed {
   end(): void
 }
 
+/** @internal Adds a receiver of the events of a service, for `otel.ts`. */
+export function observe({ native, source }: Connection): Observed {
+  source.receivers += 1
+  native.setEvents(true)
+  return {
+    source,
+    isConnected: () => native.isConnected(),
+    stats: () => JSON.parse(native.stats()),
+    end() {
+      source.receivers -= 1
+      if (source.receivers === 0) native.setEvents(false)
+    },
+  }
+}
+
 let isWarned = false
 // The registered object is `jobs`, which a service, its views, its elections and its watches share.
 const dropped = new FinalizationRegistry<Pick<Connection, 'native' | 'source' | 'connectedTo'>>(

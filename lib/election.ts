@@ -8,7 +8,7 @@ import { callback, ELECT, fields, flag, limitOf, nameOf, requestOf, signalOf, UN
 import type { Request, Side } from './options.js'
 import { begin, end } from './run.js'
 import { newTicket } from './signals.js'
-import type { ElectOptions, Leadership, SignalLike } from './types.js'
+import type { AcquireOptions, Signal, SignalLike } from './types.js'
 
 /** The first pause before a further campaign; each further one is twice as long. In milliseconds. */
 const FIRST_PAUSE_MS = 100
@@ -29,6 +29,51 @@ interface Term {
 
 /** @internal Creates an `Election`, which begins at once. */
 export let createElection: (connection: Connection, name: unknown, second: unknown, third: unknown) => Election
+
+/** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
+export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
+  /**
+   * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
+   * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
+   * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
+   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
+   * @default 1
+   */
+  maxLeaders?: number | undefined
+  /** Ends the election like `stop()`. */
+  signal?: SignalLike | undefined
+  /**
+   * What follows an error of `fn`, and a store error that is not retryable, such as a wrong password. `false`: the election ends,
+   * and `done` rejects with the error. `true`: this candidate waits for the leadership again, after a pause of 100 ms that
+   * doubles up to 30 s, until a leadership lasts a minute. The pause also follows a return of `fn`, and a leadership below 1 s.
+   * @default false
+   */
+  restart?: boolean | undefined
+  /**
+   * With `restart`: receives these errors (of store errors the first until the next leadership). If it throws, the election ends.
+   * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
+   */
+  onError?: ((error: unknown) => void) | undefined
+  /**
+   * Lets the process exit while this is the only thing that it waits for. The attempt of a `lazy` service to connect keeps the process
+   * alive, for at most `storeTimeoutMs`.
+   * @default false
+   */
+  unref?: boolean | undefined
+}
+
+/** The leadership that `fn` of `elect` gets. */
+export interface Leadership {
+  readonly name: string
+  /** The fencing token: larger than that of every earlier leader. With one leader, pass it to what must refuse an earlier leader. */
+  readonly term: bigint
+  /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
+  readonly signal: Signal
+  /** Whether this leadership lasts, computed at each read by the native clock. */
+  readonly isLeader: boolean
+  /** The rest of the lease in milliseconds, by the clock of this process. */
+  readonly remainingMs: number
+}
 
 /**
  * A candidate for the leadership of a name, from `locks.elect()`. It waits in the queue of the name until it leads.

@@ -13,7 +13,9 @@ export { callback, fields } from './options.js'
 /** @internal For `otel.ts`. */
 export { describe, stackOf, warn } from './errors.js'
 /** @internal For `otel.ts`. */
-export { observe } from './service.js'
+export { observe } from './connection.js'
+/** @internal For `otel.ts`. */
+export { connectionIn } from './service.js'
 /** @internal For `otel.ts`. */
 export type { Observed } from './connection.js'
 /** @internal For `otel.ts`. */

@@ -1,4 +1,5 @@
-import type { Holder, Json, LockInfo, PermitInfo, SharedInfo } from './types.js'
+import type { PermitInfo, SharedInfo } from './named.js'
+import type { Holder, Json, LockInfo } from './types.js'
 
 /** Creates what `LockInfo` and `PermitInfo` have in common. */
 function infoOf({ name, remainingMs, fencingToken, holder, metadata }: any, prefix: string): Omit<LockInfo, 'waiting'> {

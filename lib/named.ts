@@ -8,7 +8,49 @@ import { ACQUIRE, fields, limitOf, MAX_PERMITS, nameOf, PERMIT, requestOf } from
 import type { Side } from './options.js'
 import { using } from './run.js'
 import { traceAcquire } from './telemetry.js'
-import type { AcquireOptions, Attempt, PermitOptions, PermitUsingOptions, SharedInfo } from './types.js'
+import type { AcquireOptions, Attempt, LockInfo } from './types.js'
+
+/** The options of the calls of a semaphore: those of `acquire`, and the number of permits. `minHoldMs` keeps the permits in use. */
+export interface PermitOptions extends AcquireOptions {
+  /**
+   * The number of permits, which are acquired and released together: a whole number from 1 to the limit of the semaphore.
+   * @default 1
+   */
+  permits?: number | undefined
+}
+
+/** The options of `using` of a semaphore: those of its other calls, and a job without a permit during an outage. */
+export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> {
+  /**
+   * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
+   * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
+   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
+   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | 'run' | undefined
+}
+
+/** A holder of a semaphore or a read/write lock: what `LockInfo` has but `waiting`, and its share. */
+export interface PermitInfo extends Omit<LockInfo, 'waiting'> {
+  /** The permits that it has in use: of a reader 1, of a writer 1048576. */
+  readonly permits: number
+  /** The limit of its semaphore; of a reader and a writer 1048576. */
+  readonly limit: number
+}
+
+/** The state of a semaphore or a read/write lock. */
+export interface SharedInfo {
+  readonly name: string
+  /** The permits in use. */
+  readonly used: number
+  /** The smallest limit of the holders; `null` without holders. Of a read/write lock: 1048576. */
+  readonly limit: number | null
+  /** The number of calls in the queue of the name, of all processes; 0 without holders. */
+  readonly waiting: number
+  /** The holders, in the order of their grants. */
+  readonly holders: readonly PermitInfo[]
+}
 
 /** The calls of a `LockService` on one fixed name: those of a semaphore, or of one side of a read/write lock. They may be detached. */
 export interface NamedLock<O = AcquireOptions, U = O> {

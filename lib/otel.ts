@@ -2,7 +2,18 @@
 import { subscribe, tracingChannel, unsubscribe } from 'node:diagnostics_channel'
 import { context, metrics, SpanKind, SpanStatusCode, trace } from '@opentelemetry/api'
 import type { Attributes, Context, Meter, MeterProvider, Span, Tracer, TracerProvider } from '@opentelemetry/api'
-import { callback, describe, fields, isLockError, kindOf, observe, SOURCE, stackOf, warn } from './index.js'
+import {
+  callback,
+  connectionIn,
+  describe,
+  fields,
+  isLockError,
+  kindOf,
+  observe,
+  SOURCE,
+  stackOf,
+  warn,
+} from './index.js'
 import type { Call, Kind, LockService, Observed } from './index.js'
 import type { LockEvent } from './types.js'
 
@@ -53,7 +64,7 @@ const OUTCOMES = { acquired: 'acquired', timeout: 'busy', aborted: 'aborted', fa
 export function instrument(locks: LockService, options: InstrumentOptions = {}): () => void {
   const { nameOf, meterProvider, tracerProvider } = fields('options', options, OPTIONS) as InstrumentOptions
   if (nameOf !== undefined) callback('nameOf', nameOf)
-  const observed = observe(locks)
+  const observed = observe(connectionIn(locks))
   const { source } = observed
   const service: Service = {
     observed,

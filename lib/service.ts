@@ -1,9 +1,9 @@
 import { connectionOf } from './connect.js'
 import { acquire, fullName, register, REJECT_BUSY, shownUrls, unregister } from './connection.js'
-import type { Connection, Observed } from './connection.js'
+import type { Connection } from './connection.js'
 import { secondsOf, spanMs } from './durations.js'
 import { createElection } from './election.js'
-import type { Election } from './election.js'
+import type { Election, ElectOptions, Leadership } from './election.js'
 import { answerOf, LockError } from './errors.js'
 import { receiver } from './events.js'
 import { infosOf } from './json.js'
@@ -14,7 +14,6 @@ import type { Lock } from './lock.js'
 import { createReadWriteLock, createSemaphore } from './named.js'
 import type { ReadWriteLock, Semaphore } from './named.js'
 import { native } from './native.js'
-import type { NativeService } from './native.js'
 import { ACQUIRE, fields, nameOf, namesOf, requestOf, restorationOf, text } from './options.js'
 import { acquireAndExecute, using } from './run.js'
 import { newTicket } from './signals.js'
@@ -26,9 +25,7 @@ import type {
   Attempt,
   ConnectOptions,
   Duration,
-  ElectOptions,
   ExecuteOptions,
-  Leadership,
   LockInfo,
   LockStats,
   OncePerOptions,
@@ -38,10 +35,8 @@ import type {
 } from './types.js'
 
 const inspect = Symbol.for('nodejs.util.inspect.custom')
-/** @internal Returns the native core of a service, for `testing.ts`. */
-export let nativeOf: (service: LockService) => NativeService
-/** @internal Adds a receiver of the events of a service, for `otel.ts`. */
-export let observe: (service: LockService) => Observed
+/** @internal Returns the connection of a service, for `testing.ts` and `otel.ts`. */
+export let connectionIn: (service: LockService) => Connection
 
 /**
  * A lock service over one store. Create one per process with `LockService.connect`. Its methods may be detached:
@@ -49,21 +44,7 @@ export let observe: (service: LockService) => Observed
  */
 export class LockService implements AsyncDisposable {
   static {
-    nativeOf = (service) => service.#connection.native
-    observe = (service) => {
-      const { native, source } = service.#connection
-      source.receivers += 1
-      native.setEvents(true)
-      return {
-        source,
-        isConnected: () => native.isConnected(),
-        stats: () => JSON.parse(native.stats()),
-        end() {
-          source.receivers -= 1
-          if (source.receivers === 0) native.setEvents(false)
-        },
-      }
-    }
+    connectionIn = (service) => service.#connection
   }
 
   readonly #connection: Connection
@@ -315,10 +296,10 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Returns a semaphore: at most `limit` permits of the name are in use at the same time, in all processes. Creates nothing in the store,
-   * and sends nothing. The limit belongs to each call: a call is granted while the permits in use and its own are at most the smallest
-   * limit of the call and of all holders. The name is another one than that of a lock with the same text, and the same one as
-   * that of a read/write lock. Not on a Redis quorum and a standalone MongoDB: the calls of the semaphore reject there.
+   * Returns a semaphore: at most `limit` permits of the name are in use at the same time, in all processes. Sends nothing to the store.
+   * A call is granted while the permits in use and its own are at most the smallest limit of the call and of all holders. The name is
+   * another one than that of a lock with the same text, and the same one as that of a read/write lock. Not on a Redis quorum, a
+   * standalone MongoDB and a sharded cluster of MongoDB: its calls reject there.
    * @param limit a whole number from 1 to 1048576
    * @throws `LOCK_INVALID_ARGUMENT`
    *
@@ -333,8 +314,8 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Returns a read/write lock: many readers, or one writer. Creates nothing in the store, and sends nothing. First come, first served: a
-   * reader that comes after a waiting writer waits behind it. For the name and the stores see `semaphore`.
+   * Returns a read/write lock: many readers, or one writer. Sends nothing to the store. First come, first served: a reader that comes
+   * after a waiting writer waits behind it. For the name and the stores see `semaphore`.
    * @throws `LOCK_INVALID_ARGUMENT`
    *
    * @example

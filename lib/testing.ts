@@ -2,7 +2,7 @@ import { positiveMs } from './durations.js'
 import { answerOf, invalid } from './errors.js'
 import { native } from './native.js'
 import { fields, flag, nameOf } from './options.js'
-import { LockService, nativeOf } from './service.js'
+import { connectionIn, LockService } from './service.js'
 import type { ConnectOptions, Duration } from './types.js'
 
 /** The options of `createTestLocks`, and of `connect` of its result. */
@@ -64,7 +64,7 @@ export async function createTestLocks(options?: TestLocksOptions): Promise<TestL
   const { randomUUID } = require('node:crypto') as typeof import('node:crypto')
   const url = `memory:${randomUUID()}`
   const services: LockService[] = []
-  const natives = () => services.map(nativeOf)
+  const natives = () => services.map((service) => connectionIn(service).native)
 
   async function connect(options?: TestLocksOptions): Promise<LockService> {
     fields('options', options, OPTIONS)

@@ -149,15 +149,6 @@ pub(in crate::engine::sql) async fn all_granted(engine: &Arc<ServerEngine>, clai
     failed.map_or(Ok(()), |failed| Err(format!("{failed:?}")))
 }
 
-/// Makes an attempt in a task.
-pub(in crate::engine::sql) fn attempting(
-    engine: &Arc<ServerEngine>,
-    ours: &Claim,
-) -> tokio::task::JoinHandle<crate::engine::Result<Acquired>> {
-    let (engine, ours) = (engine.clone(), ours.clone());
-    tokio::spawn(async move { engine.try_acquire(&ours).await })
-}
-
 pub(in crate::engine::sql) async fn the_holder_does_not_wait_for_an_attempt_that_found_a_locked_row<D: TestDatabase>(
     database: &mut D,
 ) {

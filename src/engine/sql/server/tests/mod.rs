@@ -210,3 +210,12 @@ pub(in crate::engine::sql) async fn eventually(what: &str, mut holds: impl Async
     let checked = tokio::time::timeout(Duration::from_secs(10), check).await;
     checked.unwrap_or_else(|_| panic!("not within 10 s: {what}"));
 }
+
+/// Makes an attempt in a task.
+pub(in crate::engine::sql) fn attempting(
+    engine: &Arc<ServerEngine>,
+    ours: &Claim,
+) -> tokio::task::JoinHandle<crate::engine::Result<Acquired>> {
+    let (engine, ours) = (engine.clone(), ours.clone());
+    tokio::spawn(async move { engine.try_acquire(&ours).await })
+}
