@@ -297,11 +297,11 @@ export interface EventBase {
   /** The first of `names`. */
   readonly name: string
   readonly names: readonly string[]
-  /** What the call or the lease has of the name of a semaphore or a read/write lock. Absent for a lock. */
+  /** The share of the call or the lease, if the name is that of a semaphore or a read/write lock. Absent for a lock. */
   readonly share?: Share
 }
 
-/** A number of permits, and the limit of its semaphore. A reader has 1 permit, a writer 1048576; the limit of both is 1048576. */
+/** A number of permits, and the limit of the call. A reader has 1 permit, a writer 1048576; the limit of both is 1048576. */
 export interface Share {
   readonly permits: number
   readonly limit: number
@@ -534,7 +534,8 @@ export declare class Lock implements AsyncDisposable {
   get token(): string;
   /**
    * The fencing token: larger than that of every earlier grant of the name. Store it with each write, and reject a write
-   * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing.
+   * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing. Of a
+   * semaphore it only identifies the grant; of a read/write lock store the token of writers only.
    */
   get fencingToken(): bigint;
   /**
@@ -554,7 +555,8 @@ export declare class Lock implements AsyncDisposable {
    * Extends the lease to at least `ttlMs` milliseconds from now on. Later renewals use this ttl as well. Never shortens the
    * lease.
    * @param ttlMs more than 0, at most 2147483648 (2^31) ms, or text with a unit
-   * @throws `LOCK_LOST` when the lease is lost or was released, or when it ends before the store answers; `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * @throws `LOCK_LOST` when the lease is lost or was released, or when it ends before the store answers; `LOCK_STORE`, `LOCK_CLOSED`,
+   * `LOCK_INVALID_ARGUMENT`
    *
    * @example
    * await lock.extend('1m')
@@ -609,8 +611,8 @@ export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> 
   /**
    * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
    * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
-   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
-   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * The first such job of an outage emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects with
+   * `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
    * @default 'fail'
    */
   onStoreError?: 'fail' | 'wait' | 'run' | undefined;
@@ -619,7 +621,7 @@ export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> 
 export interface PermitInfo extends Omit<LockInfo, 'waiting'> {
   /** The permits that it has in use: of a reader 1, of a writer 1048576. */
   readonly permits: number;
-  /** The limit of its semaphore; of a reader and a writer 1048576. */
+  /** The limit of the call that acquired it; of a reader and a writer 1048576. */
   readonly limit: number;
 }
 /** The state of a semaphore or a read/write lock. */
@@ -629,7 +631,7 @@ export interface SharedInfo {
   readonly used: number;
   /** The smallest limit of the holders; `null` without holders. Of a read/write lock: 1048576. */
   readonly limit: number | null;
-  /** The number of calls in the queue of the name, of all processes; 0 without holders. */
+  /** The number of calls in the queue of the name, of all processes; 0 without holders, and while the slot of a Redis Cluster moves. */
   readonly waiting: number;
   /** The holders, in the order of their grants. */
   readonly holders: readonly PermitInfo[];
@@ -639,7 +641,7 @@ export interface NamedLock<O = AcquireOptions, U = O> {
   readonly name: string;
   /**
    * Acquires like `LockService.acquire`, and waits in the queue of the name: strictly first come, first served.
-   * @throws as `LockService.acquire`; `LOCK_INVALID_ARGUMENT` on a Redis quorum and on a standalone MongoDB, which have no queue
+   * @throws as `LockService.acquire`; `LOCK_INVALID_ARGUMENT` on a Redis quorum, and on a standalone or sharded MongoDB
    */
   acquire(options?: O): Promise<Lock>;
   /**
@@ -666,9 +668,15 @@ export interface NamedLock<O = AcquireOptions, U = O> {
  */
 export interface Semaphore extends NamedLock<PermitOptions, PermitUsingOptions> {
   readonly limit: number;
-  /** Reads the holders of permits. */
+  /**
+   * Reads the holders of permits.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   inspect(): Promise<SharedInfo>;
-  /** Releases the permits of all holders. They lose them at their next renewal. Resolves to whether there were any. */
+  /**
+   * Releases the permits of all holders. They lose them at their next renewal. Resolves to whether there were any.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   forceRelease(): Promise<boolean>;
 }
 /** A read/write lock: many readers, or one writer. It has no state. `LockService.readWriteLock` returns it. */
@@ -678,9 +686,15 @@ export interface ReadWriteLock {
   readonly read: NamedLock;
   /** The write side: its holder is the only one. A reader cannot become a writer: release, acquire, and check the state again. */
   readonly write: NamedLock;
-  /** Reads the holders: readers, or one writer. */
+  /**
+   * Reads the holders: readers, or one writer.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   inspect(): Promise<SharedInfo>;
-  /** Releases the name of all holders. They lose it at their next renewal. Resolves to whether there were any. */
+  /**
+   * Releases the name of all holders. They lose it at their next renewal. Resolves to whether there were any.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   forceRelease(): Promise<boolean>;
 }
 
@@ -690,7 +704,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
    * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
    * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
    * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
-   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
+   * but cannot refuse an earlier leader, because several lead at the same time; and the stores are those of `LockService.semaphore`.
    * @default 1
    */
   maxLeaders?: number | undefined;
@@ -943,10 +957,8 @@ export declare class LockService implements AsyncDisposable {
    * @throws `LOCK_INVALID_ARGUMENT`
    *
    * @example
-   * const models = locks.semaphore('model-calls', 5)
-   * const receipt = await models.using({ waitMs: '1m' }, ({ signal, fencingToken }) => {
-   *   return charge('order:42', { signal, fencingToken })
-   * })
+   * const reports = locks.semaphore('reports', 5)
+   * await reports.using({ waitMs: '1m' }, () => createReport())
    */
   semaphore(name: string, limit: number): Semaphore;
   /**

@@ -23,7 +23,7 @@ export interface Connection {
   readonly prefix: string
   /** The jobs of `using` and the like that run now. */
   readonly jobs: { running: number }
-  /** Whether a job without a permit was warned about since a call was last granted. */
+  /** Whether this outage has had its warning. A grant resets it. */
   readonly outage: { isWarned: boolean }
   /** The elections that have not ended. */
   readonly elections: Set<Election>

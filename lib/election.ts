@@ -36,7 +36,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
    * The number of candidates that lead at the same time: a whole number from 1 to 1048576. All candidates of a name set the same one; while
    * they differ, the smallest one of the call and of all leaders applies. With 1 a leader holds the lock of the name, with more a permit of
    * the semaphore of the name: candidates of the two kinds do not exclude each other. With more than 1 `term` identifies the leadership,
-   * but cannot refuse an earlier leader, because several lead; and the stores are those of `LockService.semaphore`.
+   * but cannot refuse an earlier leader, because several lead at the same time; and the stores are those of `LockService.semaphore`.
    * @default 1
    */
   maxLeaders?: number | undefined

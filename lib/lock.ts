@@ -25,7 +25,7 @@ const registry = new FinalizationRegistry<number>((id) => {
 
 /**
  * @internal Creates a `Lock` from the number of its lease; 0 for a job without a permit. `prefix` is that of a view, which errors omit;
- * `share` what it has of a shared name.
+ * `share` its share, if the name is a shared one.
  */
 export let createLock: (id: number, names: string | string[], prefix: string, share?: Share) => Lock
 /** @internal Has the number of a `Lock` removed when the `Lock` is garbage collected. A job needs that only after a loss. */
@@ -113,7 +113,8 @@ export class Lock implements AsyncDisposable {
 
   /**
    * The fencing token: larger than that of every earlier grant of the name. Store it with each write, and reject a write
-   * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing.
+   * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing. Of a
+   * semaphore it only identifies the grant; of a read/write lock store the token of writers only.
    */
   get fencingToken(): bigint {
     return BigInt(this.#describe()[1]!)
@@ -149,7 +150,8 @@ export class Lock implements AsyncDisposable {
    * Extends the lease to at least `ttlMs` milliseconds from now on. Later renewals use this ttl as well. Never shortens the
    * lease.
    * @param ttlMs more than 0, at most 2147483648 (2^31) ms, or text with a unit
-   * @throws `LOCK_LOST` when the lease is lost or was released, or when it ends before the store answers; `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * @throws `LOCK_LOST` when the lease is lost or was released, or when it ends before the store answers; `LOCK_STORE`, `LOCK_CLOSED`,
+   * `LOCK_INVALID_ARGUMENT`
    *
    * @example
    * await lock.extend('1m')

@@ -24,8 +24,8 @@ export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> 
   /**
    * As in `AcquireOptions`, and `'run'`: where `'fail'` rejects with `LOCK_STORE` while it acquires, this calls `fn` without a permit, **so
    * the limit may be exceeded**. The lock of that call has `isHeld` `false`, `permits` 0 and `fencingToken` 0n, and its `signal` does not abort.
-   * The first such call since a call of the service was last granted emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects
-   * with `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
+   * The first such job of an outage emits a `HoldfastWarning` (`HOLDFAST_NO_PERMIT`). A busy semaphore still rejects with
+   * `LOCK_TIMEOUT`, and a permit that is lost while `fn` runs with `LOCK_LOST`. Not in `defaults`.
    * @default 'fail'
    */
   onStoreError?: 'fail' | 'wait' | 'run' | undefined
@@ -35,7 +35,7 @@ export interface PermitUsingOptions extends Omit<PermitOptions, 'onStoreError'> 
 export interface PermitInfo extends Omit<LockInfo, 'waiting'> {
   /** The permits that it has in use: of a reader 1, of a writer 1048576. */
   readonly permits: number
-  /** The limit of its semaphore; of a reader and a writer 1048576. */
+  /** The limit of the call that acquired it; of a reader and a writer 1048576. */
   readonly limit: number
 }
 
@@ -46,7 +46,7 @@ export interface SharedInfo {
   readonly used: number
   /** The smallest limit of the holders; `null` without holders. Of a read/write lock: 1048576. */
   readonly limit: number | null
-  /** The number of calls in the queue of the name, of all processes; 0 without holders. */
+  /** The number of calls in the queue of the name, of all processes; 0 without holders, and while the slot of a Redis Cluster moves. */
   readonly waiting: number
   /** The holders, in the order of their grants. */
   readonly holders: readonly PermitInfo[]
@@ -57,7 +57,7 @@ export interface NamedLock<O = AcquireOptions, U = O> {
   readonly name: string
   /**
    * Acquires like `LockService.acquire`, and waits in the queue of the name: strictly first come, first served.
-   * @throws as `LockService.acquire`; `LOCK_INVALID_ARGUMENT` on a Redis quorum and on a standalone MongoDB, which have no queue
+   * @throws as `LockService.acquire`; `LOCK_INVALID_ARGUMENT` on a Redis quorum, and on a standalone or sharded MongoDB
    */
   acquire(options?: O): Promise<Lock>
   /**
@@ -85,9 +85,15 @@ export interface NamedLock<O = AcquireOptions, U = O> {
  */
 export interface Semaphore extends NamedLock<PermitOptions, PermitUsingOptions> {
   readonly limit: number
-  /** Reads the holders of permits. */
+  /**
+   * Reads the holders of permits.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   inspect(): Promise<SharedInfo>
-  /** Releases the permits of all holders. They lose them at their next renewal. Resolves to whether there were any. */
+  /**
+   * Releases the permits of all holders. They lose them at their next renewal. Resolves to whether there were any.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   forceRelease(): Promise<boolean>
 }
 
@@ -98,9 +104,15 @@ export interface ReadWriteLock {
   readonly read: NamedLock
   /** The write side: its holder is the only one. A reader cannot become a writer: release, acquire, and check the state again. */
   readonly write: NamedLock
-  /** Reads the holders: readers, or one writer. */
+  /**
+   * Reads the holders: readers, or one writer.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   inspect(): Promise<SharedInfo>
-  /** Releases the name of all holders. They lose it at their next renewal. Resolves to whether there were any. */
+  /**
+   * Releases the name of all holders. They lose it at their next renewal. Resolves to whether there were any.
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`; `LOCK_INVALID_ARGUMENT` where the store has no semaphores
+   */
   forceRelease(): Promise<boolean>
 }
 

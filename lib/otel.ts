@@ -52,8 +52,9 @@ const OUTCOMES = { acquired: 'acquired', timeout: 'busy', aborted: 'aborted', fa
  *
  * Spans: `holdfast.acquire` for a call that acquires a lock, and `holdfast.using` for one that runs a job, with the span of its
  * acquisition and those of the job as children; `holdfast.outcome` is `busy` or `aborted` if there was no lock. Both need Node 20.13 or
- * later. Every metric and span has `holdfast.engine`; all but the gauges have `holdfast.kind`: `lock`, `semaphore`, `read`, `write`. Elections have no spans: they wait for days. The gauges of several services on the
- * same kind of store are added (`holdfast.connected`: the smallest), and end with `close()`.
+ * later. Every metric and span has `holdfast.engine`; all but the gauges have `holdfast.kind`: `lock`, `semaphore`, `read`, `write`.
+ * Elections have no spans: they wait for days. The gauges of several services on the same kind of store are added (`holdfast.connected`:
+ * the smallest), and end with `close()`.
  *
  * @returns a function that ends the recording
  * @throws `LOCK_INVALID_ARGUMENT`

@@ -304,10 +304,8 @@ export class LockService implements AsyncDisposable {
    * @throws `LOCK_INVALID_ARGUMENT`
    *
    * @example
-   * const models = locks.semaphore('model-calls', 5)
-   * const receipt = await models.using({ waitMs: '1m' }, ({ signal, fencingToken }) => {
-   *   return charge('order:42', { signal, fencingToken })
-   * })
+   * const reports = locks.semaphore('reports', 5)
+   * await reports.using({ waitMs: '1m' }, () => createReport())
    */
   semaphore(name: string, limit: number): Semaphore {
     return createSemaphore(this.#connection, name, limit)

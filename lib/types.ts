@@ -297,11 +297,11 @@ export interface EventBase {
   /** The first of `names`. */
   readonly name: string
   readonly names: readonly string[]
-  /** What the call or the lease has of the name of a semaphore or a read/write lock. Absent for a lock. */
+  /** The share of the call or the lease, if the name is that of a semaphore or a read/write lock. Absent for a lock. */
   readonly share?: Share
 }
 
-/** A number of permits, and the limit of its semaphore. A reader has 1 permit, a writer 1048576; the limit of both is 1048576. */
+/** A number of permits, and the limit of the call. A reader has 1 permit, a writer 1048576; the limit of both is 1048576. */
 export interface Share {
   readonly permits: number
   readonly limit: number

@@ -244,7 +244,7 @@ pub struct Claim {
     pub process: Arc<Process>,
     /// The user's JSON text, stored with the lock while it is held.
     pub metadata: Option<Arc<str>>,
-    /// What it has of its name, if that is shared: it is the only one then.
+    /// The share of the claim, if the name is a shared one, which is the only one then.
     pub share: Option<Share>,
     /// Whether it has some of the names of a larger claim, which is granted as a whole.
     pub is_part: bool,
@@ -347,7 +347,7 @@ pub struct LockInfo {
     pub holder: Option<Holder>,
     /// The holder's metadata, as JSON text.
     pub metadata: Option<String>,
-    /// What it has of a shared name.
+    /// The share of the lease, if the name is a shared one.
     pub share: Option<Share>,
     /// The number of positions in the name's queue that have not expired. In Redis expired ones count while one process in the queue
     /// is alive. `None`: the store has no queue.

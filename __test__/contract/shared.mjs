@@ -324,7 +324,7 @@ export function shared(test) {
     await release(both)
   })
 
-  test('a waiter with metadata is granted in its turn', async (store) => {
+  test('a waiter with metadata is granted in the order of the queue', async (store) => {
     const [a, b] = await store.connectAll(2)
     const semaphore = a.semaphore('described', 1)
     const held = await semaphore.acquire()

@@ -248,6 +248,8 @@ impl Description {
 ///   repeats releases of claims whose attempts failed.
 /// - Where an engine has a queue of calls, `renew` and `release` go before queued attempts.
 /// - A claim of several names is held as a whole or not at all.
+/// - A claim with a share has one name, and that is a shared one. It is granted while the permits in use and its own are at most the
+///   smallest limit of all. It never overtakes an earlier waiter. Only where [`Description::has_shares`] is true.
 ///
 /// Each method takes what one command of the store can serve together; [`EngineExt`] has the single calls. Each element of a list gets one
 /// answer, as soon as it arrives and before the method returns. No element fails or waits because of another one. An answer that was received

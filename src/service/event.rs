@@ -42,7 +42,7 @@ pub struct Event {
     pub kind: EventKind,
     /// The names of the lock, as the caller gave them. `None` for `Connected` and `Disconnected`.
     pub names: Option<Names>,
-    /// What the event's call or lease has of its name, if that is a shared one.
+    /// The share of the call or the lease, if the name is a shared one.
     pub share: Option<Share>,
     /// The fencing token of the event's lease.
     pub fence: Option<Fence>,

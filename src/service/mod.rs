@@ -133,8 +133,8 @@ impl Locks {
     /// Acquires a lease that [`Locks::release_by_name`] releases: `acquireLock` in JavaScript.
     ///
     /// # Behavior
-    /// The caller passes `options` without a wait and without renewal. Returns `None` when the name is busy. The caller checks `is_held` before it reports
-    /// success: the lease may end before that.
+    /// The caller passes `options` without a wait and without renewal. Returns `None` when the name is busy. The caller checks `is_held`
+    /// before it reports success: the lease may end before that.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.

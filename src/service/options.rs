@@ -48,7 +48,7 @@ pub struct AcquireOptions {
     pub waits_for_store: bool,
     /// The user's JSON text, for `inspect`.
     pub metadata: Option<Arc<str>>,
-    /// What the lease has of its name, which is a shared one then.
+    /// The share of the lease, if the name is a shared one.
     pub share: Option<Share>,
     /// Whether a busy outcome names the holder, which costs one more read.
     pub report_holder: bool,

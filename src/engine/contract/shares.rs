@@ -208,7 +208,7 @@ pub(crate) async fn readers_share_a_name_and_a_writer_does_not(s: Stores) {
     assert!(last.granted().await > written);
 }
 
-/// Against the lock, where a free name cannot have waiters: a heavy waiter leaves, and the one behind it fits.
+/// Against the lock, where a free name cannot have waiters: a waiter for several permits leaves, and the one behind it fits.
 pub(crate) async fn a_waiter_that_leaves_grants_those_behind_it(s: Stores) {
     if !s.a.describe().has_shares {
         return;

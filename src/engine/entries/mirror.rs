@@ -13,7 +13,7 @@ pub(in crate::engine) struct Entry {
     pub id: Arc<str>,
     /// The number that the store gave to its creation.
     pub position: u64,
-    /// What its claim needs of the name.
+    /// The share of the claim; that of a lock, if the name is not a shared one.
     pub share: Share,
 }
 

@@ -1,4 +1,4 @@
-//! The operations on shared names: semaphores and read/write locks. A verb of the engine comes here if its claim has a share.
+//! The operations on shared names: semaphores and read/write locks. The engine calls these functions for claims with a share.
 //!
 //! Each is one command for all of its claims of one name (`queue/shares.rs`). The server's clock decides, and the server draws the token:
 //! there are no estimated ends and no unwritten tokens. An attempt has one write, with the full write concern, in a session (`ops/attempts.rs`).
@@ -47,7 +47,7 @@ fn answers<T: Copy>(owners: &[&str], found: Option<Document>, [held, not_held]: 
 }
 
 impl Core {
-    /// Makes the attempts of these claims of one shared name, with one permit.
+    /// Makes the attempts of these claims of one shared name, with one connection.
     pub(super) async fn attempt_shares(self: &Arc<Self>, claims: &[&Claim]) -> Vec<Outcome<Acquired>> {
         let (batch, copies) = (owned(claims), owned(claims));
         let steps = |core: Arc<Core>, caller| async move { core.acquire_shares(&copies, &caller).await };

@@ -69,7 +69,7 @@ impl Layout {
 pub(super) struct Child {
     pub name: String,
     pub owner: Option<OwnerToken>,
-    /// What it has of its name. All of it, if its name does not say that.
+    /// The share of the claim; that of a lock, if the name of the node has none.
     pub share: Share,
     /// Its position. A transfer creates an entry with the number of the old one, before it deletes that.
     pub number: u64,

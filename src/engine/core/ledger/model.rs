@@ -133,8 +133,9 @@ impl Claims {
             .filter(|claim| is_live(&before, *claim).is_some())
             .collect();
         for granted in state.held.keys().filter(|claim| !before.held.contains_key(claim)) {
-            let place = is_live(&before, *granted).unwrap_or(usize::MAX);
-            let is_passed = |claim: &usize| is_live(state, *claim).is_some() && is_live(&before, *claim) < Some(place);
+            let position = is_live(&before, *granted).unwrap_or(usize::MAX);
+            let is_passed =
+                |claim: &usize| is_live(state, *claim).is_some() && is_live(&before, *claim) < Some(position);
             state.has_overtaken |= waits_on.iter().any(|claim| claim != granted && is_passed(claim));
         }
     }

@@ -20,7 +20,7 @@ pub(in crate::engine) struct Row {
     /// The time of a new grant, which changes the metadata, too.
     pub granted_us: Option<i64>,
     pub metadata: Option<Arc<str>>,
-    /// What the owner has, in the row of a share.
+    /// The share of the owner, in the row of a share.
     pub share: Option<Share>,
     /// Whether the row is written.
     pub(super) is_changed: bool,
@@ -88,7 +88,7 @@ pub(in crate::engine) struct Waiter {
     pub holder: Option<Arc<Process>>,
     /// How long a hand-off lasts, in milliseconds.
     pub hold_ms: i32,
-    /// What it waits for, if the name is shared.
+    /// The share of the waiter, if the name is a shared one.
     pub share: Option<Share>,
 }
 

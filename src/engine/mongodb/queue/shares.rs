@@ -10,9 +10,10 @@
 //! live waiters become holders, with the next tokens, as long as the permits in use are within the smallest limit of all holders. So an
 //! attempt enters the queue, and is granted if it fits. A claim that does not wait leaves the queue in the same command.
 //!
-//! A hand-off is always a grant, because the server draws the token. `granted` has the events of the last command for the change stream, each as
-//! for a lock, behind a space. For a waiter that does not take hand-offs the time in its event is zero, so that it makes an attempt, which
-//! writes what the queue does not have. A grant that no call takes ends by itself, after 2 s at most.
+//! A hand-off is always a grant, because the server draws the token. `granted` has the events of the last command for the change stream,
+//! each in the form of a lock's event, with a space before it. For a waiter that does not take hand-offs the time in its event is zero, so
+//! that it makes an attempt, which writes the metadata, which the queue does not have. A grant that no call confirms ends by itself, after
+//! 2 s at most.
 
 use std::ops::Deref;
 use std::time::Duration;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | lock | `<prefix><name>`: the owner's token and nothing else, the same as `SET key token NX PX` of other tools |
 //! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with `<pid>:<round>` |
-//! | holders of a shared name | `holdfast:shared:<prefix><name>`: a sorted set, described in `scripts/shared/holders.lua`. It stands for the lock key in its companions |
+//! | holders of a shared name | `holdfast:shared:<prefix><name>`: a sorted set (`scripts/shared/holders.lua`), the lock key of its companions |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
 //! | last token | `holdfast:last`: the last fencing token of all names. A cluster has no such key |
 //! | counter | `holdfast:last:<number>`: on a node of a quorum, the last fencing token of all names with this number (see [`COUNTERS`]): a sorted set whose only member `last` has it as its score |

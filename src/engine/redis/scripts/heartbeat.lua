@@ -6,9 +6,9 @@
 --         2n+1 .. 3n     their fence companions
 -- ARGV    1  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the process
--- Answer  for each name its PTTL, or that of the share of a shared name that ends first; 0 when the script removed dead waiters and there may be more: send the next heartbeat at
---         once;
---         or -2 when the waiters of the process have to make an attempt: positions of theirs were removed (the process
+-- Answer  for each name its PTTL, for a shared name that of the share that ends first;
+--         0: the script removed dead waiters and there may be more: send the next heartbeat at once;
+--         -2: the waiters of the process have to make an attempt: positions of theirs were removed (the process
 --         counted as dead, or the store was emptied), or the process receives no messages;
 --         and at the end the server's clock in microseconds
 

@@ -1,6 +1,7 @@
 -- The tables of a store, created by the first process that finds them missing. Times are microseconds since 1970, UTC.
 
--- One row per name that is held, or was within the last hour, and per share of a shared name. Names are bytes: no collation makes two of them equal.
+-- One row per name that is held, or was within the last hour, and per share of a shared name. Names are bytes: no collation makes two of
+-- them equal.
 CREATE TABLE IF NOT EXISTS {locks} (
   name         varbinary(1100) NOT NULL PRIMARY KEY,
   owner        varchar(64) CHARACTER SET ascii COLLATE ascii_bin,

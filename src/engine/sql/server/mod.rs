@@ -20,7 +20,7 @@
 //!
 //! # Which calls are transactions
 //! Claims of several names, shares (except their renewals), names with a queue, waiters that found a name busy, locked rows. Calls for a name
-//! with waiters of this process are sent to a transaction directly, and so does a release while an attempt of the same owner is there
+//! with waiters of this process are sent to a transaction directly, and so is a release while an attempt of the same owner is there
 //! (`ForwardedOwners`). `queued` in the row of a name is the number of its positions, so that a single statement sees there whether it has a
 //! queue.
 //!

@@ -95,8 +95,8 @@ impl Plan {
         names.any(|(name, is_created)| *is_created && !found.contains_key(name))
     }
 
-    /// Returns how many positions of a name are read: each call removes one at most, so that the first two are still known
-    /// after all of them, and of a shared name as many as it is handed off to at most.
+    /// Returns how many positions of a name are read: one for each call, which removes one at most, and two more; of a shared name
+    /// [`MOST_HAND_OFFS`] more.
     pub(in crate::engine::sql) fn front(&self, name: &StoredName) -> usize {
         self.owners.len() + if is_shared(name) { MOST_HAND_OFFS } else { 2 }
     }

@@ -21,7 +21,8 @@
 //! free name (`next_waiters.sql`), and wakes them. It spends at most a tenth of its time on this. Both statements only read: if all waiters
 //! made an attempt after each commit, these attempts would be commits again.
 //!
-//! A shared name has a row for each share, and none for itself. A release wakes its first waiter, whose grant wakes the next one if that one fits, too.
+//! A shared name has a row for each share, and none for itself. A release wakes its first waiter, whose grant wakes the next one if
+//! that one fits, too.
 //!
 //! # Files
 //! `docs/proofs/sqlite-files.md` has the rule for deleted and replaced files.

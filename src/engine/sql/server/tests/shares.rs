@@ -106,7 +106,7 @@ pub(in crate::engine::sql) async fn a_waiter_is_granted_when_the_share_of_a_dead
     .await;
 }
 
-/// Nothing changes but the time: the position of a heavy waiter ends.
+/// Nothing changes but the time: the position of a waiter for several permits ends.
 pub(in crate::engine::sql) async fn a_waiter_behind_a_dead_heavy_one_is_granted<D: TestDatabase>(database: &mut D) {
     let (ours, dead) = (&database.engine().await, &database.engine().await);
     let (holder, heavy, light) = (share(1, 2), waiting_share(2, 2), waiting_share(1, 2));
@@ -121,7 +121,7 @@ pub(in crate::engine::sql) async fn a_waiter_behind_a_dead_heavy_one_is_granted<
     assert_eq!(holders(dead).await, 2);
 }
 
-/// The transaction of the heavy waiter grants the others, and not a later check.
+/// The transaction of the waiter for several permits grants the others, and not a later check.
 pub(in crate::engine::sql) async fn a_waiter_that_leaves_hands_off_to_those_behind_it<D: TestDatabase>(
     database: &mut D,
 ) {
