@@ -134,7 +134,7 @@ export async function acquire(
   } finally {
     if (call) unlisten(signal!, call)
   }
-  connection.outage.isWarned = false
+  if (id !== 0) connection.outage.isWarned = false
   const share = more?.share
   if (!call?.aborted) return id === 0 ? null : createLock(id, names, prefix, share)
   // The grant arrived after the abort.

@@ -66,7 +66,8 @@ export async function run(names, values, [file, ...args]) {
           ...process.env,
           HOLDFAST_NAME: names.join(','),
           HOLDFAST_FENCING_TOKEN: String(lock.fencingToken),
-          ...(shared === 'limit' ? { HOLDFAST_PERMITS: String(lock.permits) } : {}),
+          // Not that of an outer `run`.
+          HOLDFAST_PERMITS: shared === 'limit' ? String(lock.permits) : undefined,
         }
         const child = new Child(file, args, env, values.foreground === true)
         // On ZooKeeper a lease may be shorter than its ttl.

@@ -157,8 +157,8 @@ impl Core {
             let seen = self.store.read(std::slice::from_ref(name), None).await?;
             let mut holders: Vec<Stored> = seen.iter().flat_map(Seen::holders).cloned().collect();
             // Those behind it were granted by this call.
-            let last = *last.get_or_insert(holders.last().map(|holder| holder.position));
-            holders.retain(|holder| Some(holder.position) <= last);
+            let end = *last.get_or_insert(holders.last().map(|holder| holder.position));
+            holders.retain(|holder| Some(holder.position) <= end);
             let mut is_done = true;
             for page in holders.chunks(PAGE_SIZE) {
                 let is_deleted = self.store.delete(page).await?;
@@ -166,6 +166,10 @@ impl Core {
             }
             if is_done {
                 return Ok(is_released);
+            }
+            if !is_released {
+                // Others have released them meanwhile: the next ones hold the name.
+                last = None;
             }
         }
         Err(Failure::contended())

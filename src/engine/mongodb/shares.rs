@@ -47,8 +47,26 @@ fn answers<T: Copy>(owners: &[&str], found: Option<Document>, [held, not_held]: 
 }
 
 impl Core {
-    /// Makes the attempts of these claims of one shared name, with one connection.
-    pub(super) async fn attempt_shares(self: &Arc<Self>, claims: &[&Claim]) -> Vec<Outcome<Acquired>> {
+    /// Makes the attempts of these claims of one shared name, in their order. A claim that has a number already enters with it, in a command
+    /// of its own.
+    pub(super) async fn attempt_shares_in_order(
+        self: &Arc<Self>,
+        claims: &[&Claim],
+        answer: &mut (dyn FnMut(usize, Outcome<Acquired>) + Send),
+    ) {
+        let number = |claim: &Claim| self.queue.as_ref().map_or(0, |queue| queue.known.number(&claim.owner));
+        let mut done = 0;
+        while done < claims.len() {
+            let new = claims[done + 1..].iter().take_while(|claim| number(claim) == 0).count();
+            for outcome in self.attempt_shares(&claims[done..=done + new]).await {
+                answer(done, outcome);
+                done += 1;
+            }
+        }
+    }
+
+    /// Makes the attempts of these claims of one shared name, with one connection. Only the first one may have a number.
+    async fn attempt_shares(self: &Arc<Self>, claims: &[&Claim]) -> Vec<Outcome<Acquired>> {
         let (batch, copies) = (owned(claims), owned(claims));
         let steps = |core: Arc<Core>, caller| async move { core.acquire_shares(&copies, &caller).await };
         let outcome = self.in_attempt(batch, steps).await;

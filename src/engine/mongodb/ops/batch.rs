@@ -33,8 +33,7 @@ impl Core {
         answer: &mut (dyn FnMut(usize, Outcome<Acquired>) + Send),
     ) {
         if claims.first().is_some_and(|claim| claim.share.is_some()) {
-            let outcomes = self.attempt_shares(claims).await.into_iter().enumerate();
-            return outcomes.for_each(|(index, outcome)| answer(index, outcome));
+            return self.attempt_shares_in_order(claims, answer).await;
         }
         let mut done = 0;
         while let Some((first, others)) = claims[done..].split_first() {

@@ -166,7 +166,12 @@ pub(super) fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
         }
     };
     let kept = changed("$$queue", is(&claim.owner), fresh);
-    let is_full = doc! { "$gte": [{ "$size": "$$queue" }, LONGEST_QUEUE] };
+    // A share is granted from the queue, so that remembered positions must not fill it.
+    let positions = match claim.share {
+        Some(_) => entries("$$queue", is_live()),
+        None => "$$queue".into(),
+    };
+    let is_full = doc! { "$gte": [{ "$size": positions }, LONGEST_QUEUE] };
     let inserted = doc! { "$cond": [is_full, "$$queue", inserted] };
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
 }

@@ -234,11 +234,11 @@ impl RedisEngine {
             call.arg(self.route.channel_prefix(slot)).arg(self.fences_outlast());
             call
         };
-        let smaller = match key.is_shared() {
-            true => (script, call(&PARTS[..1])),
-            false => self.split_release_call(key, "", Duration::ZERO),
+        let (parts, smaller) = match key.is_shared() {
+            true => (&PARTS[..3], (script, call(&PARTS[..1]))),
+            false => (&PARTS[..], self.split_release_call(key, "", Duration::ZERO)),
         };
-        let scripts = [(script, &call(&PARTS)), (smaller.0, &smaller.1)];
+        let scripts = [(script, &call(parts)), (smaller.0, &smaller.1)];
         match self.route.run_first(&scripts, slot).await? {
             Value::Int(answer @ 0..4) => Ok(self.released(answer, std::slice::from_ref(key)) == Released::Freed),
             _ => Err(Failure::Unexpected("force_release.lua")),

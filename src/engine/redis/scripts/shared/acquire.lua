@@ -31,11 +31,12 @@ if is_held then
   fence, since = string.match(own, '^%S+ (%d+) %x+ (%d+)')
   ttl = math.max(ttl, redis.call('ZSCORE', key, own) - ms)
 end
-if own then
+local metadata = ARGV[9] and '\n' .. ARGV[9] or ''
+local member = string.format('%s %s %s %s %s%s', ARGV[8], fence, owner, since, ARGV[4], metadata)
+write(member, ttl)
+if own and own ~= member then
   redis.call('ZREM', key, own)
 end
-local metadata = ARGV[9] and '\n' .. ARGV[9] or ''
-write(string.format('%s %s %s %s %s%s', ARGV[8], fence, owner, since, ARGV[4], metadata), ttl)
 draw(string.format('%.0f', last), companion)
 if is_queued and me ~= '' then
   redis.call('ZREM', queue, me)

@@ -30,8 +30,8 @@ local function read(key, owner)
       add(match(live[i], '^(%d+)/(%d+)'))
     end
   end
-  -- Last: while a slot moves, a script cannot use a key that it has removed.
-  local ended = redis.call('ZRANGEBYSCORE', key, '-inf', ms, 'LIMIT', 0, 1000)
+  -- The last member is never removed before another one is written: while a slot moves, a script cannot use a key that it has removed.
+  local ended = #live > 0 and redis.call('ZRANGEBYSCORE', key, '-inf', ms, 'LIMIT', 0, 1000) or {}
   if #ended > 0 then
     redis.call('ZREM', key, unpack(ended))
   end

@@ -10,9 +10,6 @@ local function release_one(key, queue, companion, _, owner, me, to, fences_last,
     write((string.gsub(own, owner, owner .. '-kept', 1)), tonumber(keep))
     add(string.match(own, '^(%d+)/(%d+)'))
   end
-  if own then
-    redis.call('ZREM', key, own)
-  end
   local passed = false
   if queue and redis.call('EXISTS', queue) == 1 then
     if me ~= '' then
@@ -21,6 +18,10 @@ local function release_one(key, queue, companion, _, owner, me, to, fences_last,
     end
     -- The share that is kept may end earlier than the waiters expect.
     passed = pass(key, queue, companion, to, nil, nil, is_kept)
+  end
+  -- After the hand-off has written, because it may be the last member (see `read`).
+  if own then
+    redis.call('ZREM', key, own)
   end
   if used == 0 and companion and fences_last ~= '0' then
     redis.call('PEXPIRE', companion, fences_last)
