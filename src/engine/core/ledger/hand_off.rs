@@ -35,24 +35,28 @@ impl Ledger {
         let concerned = std::mem::take(&mut self.concerned);
         let shortened = std::mem::take(&mut self.shortened);
         for name in &concerned {
-            let mut handed = 0;
+            let is_shortened = shortened.iter().any(|short| without_owner(short) == name);
+            let mut next = is_shortened.then_some(Content::MayBeFree);
+            let (mut handed, mut shortest) = (0, RESERVATION);
             while handed < MOST_HAND_OFFS
                 && let Some(first) = self.served(name)
             {
                 handed += 1;
-                if !self.hand_off(name, first, &mut changes.notifications) {
+                let Some(hold) = self.hand_off(name, first, &mut changes.notifications) else {
+                    next = None;
                     break;
+                };
+                // A process checks its names with each heartbeat, which may be too late if a waiter with a short hold is dead.
+                if hold < shortest {
+                    shortest = hold;
+                    next = next.filter(|_| is_shortened).or(Some(Content::FreeAfter(hold)));
                 }
             }
             if handed == MOST_HAND_OFFS {
                 changes.unfinished.push(name.clone());
             }
-            if handed == 0
-                && shortened.iter().any(|short| without_owner(short) == name)
-                && let Some(first) = self.live(name).next()
-            {
-                changes.notifications.push(first.notification(Content::MayBeFree));
-            }
+            let first = next.and_then(|content| Some(self.live(name).next()?.notification(content)));
+            changes.notifications.extend(first);
         }
         (changes.entered, changes.left) = self.queues.take_changes();
         let recounted = std::mem::take(&mut self.recounted);
@@ -73,17 +77,19 @@ impl Ledger {
         changes
     }
 
-    /// Hands a free name off to `first`, its first live waiter, or notifies that one. `false`: the waiter keeps its position.
-    fn hand_off(&mut self, name: &StoredName, first: Position, notifications: &mut Vec<Notification>) -> bool {
+    /// Hands a free name off to `first`, its first live waiter, and returns for how long; or notifies that one, which keeps its position.
+    fn hand_off(
+        &mut self,
+        name: &StoredName,
+        first: Position,
+        notifications: &mut Vec<Notification>,
+    ) -> Option<Duration> {
         if !self.hands_off {
             notifications.push(first.notification(Content::MayBeFree));
-            return false;
+            return None;
         }
-        let next = self.live(name).nth(1).cloned();
         let last_fence = self.last_fence_of(name);
-        let Some(row) = self.rows.get_mut(name) else {
-            return false;
-        };
+        let row = self.rows.get_mut(name)?;
         let fence = match &first.waiter.holder {
             Some(_) => self.now_us.max(last_fence + 1),
             None => last_fence,
@@ -121,10 +127,7 @@ impl Ledger {
             None => Content::MayBeFree,
         };
         notifications.push(first.notification(content));
-        // A process checks its names with each heartbeat, which may be too late if the first waiter is dead.
-        let next = next.filter(|_| hold < RESERVATION);
-        notifications.extend(next.map(|next| next.notification(Content::FreeAfter(hold))));
         self.leave(&first.owner);
-        true
+        Some(hold)
     }
 }

@@ -183,12 +183,14 @@ impl Ledger {
         let names = held_names(claim, names);
         let held = self.release_names(&claim.owner, &names, keep);
         self.leave(claim.owner.as_str());
+        let name = without_owner(&names[0]).to_vec();
+        let last_fence = self.last_fence_of(&name);
         if claim.share.is_some()
             && held > 0
-            && let Some(row) = self.rows.get_mut(without_owner(&names[0]))
+            && let Some(row) = self.rows.get_mut(&name)
         {
             // A row without an owner is kept for some time after its last change, with its token.
-            row.is_changed = true;
+            (row.fence, row.is_changed) = (row.fence.max(last_fence), true);
         }
         if held == names.len() {
             Released::Freed

@@ -1,6 +1,6 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::packet::{Bytes, CLOCK, Packet, Row, joined, list, rows};
 use super::session::MysqlSession;
@@ -162,20 +162,45 @@ pub(super) async fn claim_sweep(session: &mut MysqlSession) -> Outcome<bool> {
     Ok(rows(&answers, claimed).first().is_some_and(|row| row.is_true(0)))
 }
 
+/// Returns the shared names among these that have shares: their rows stay.
+async fn names_with_shares(session: &mut MysqlSession, names: &[&[u8]]) -> Outcome<HashSet<StoredName>> {
+    let locks = &session.server.tables.locks;
+    let shared: Vec<StoredName> = names
+        .iter()
+        .filter(|name| is_shared(name))
+        .map(|name| name.to_vec())
+        .collect();
+    let mut packet = Packet::default();
+    let mut found = Vec::new();
+    for names in shared.chunks(UNION) {
+        let first = |name: &StoredName| {
+            let (first, end) = bounds(name);
+            format!(
+                "(SELECT {} FROM {locks} WHERE {} LIMIT 1)",
+                Bytes(name),
+                range(&first, &end)
+            )
+        };
+        found.push(packet.add(joined(" UNION ALL ", names.iter().map(first))));
+    }
+    let mut answers = Vec::new();
+    if !found.is_empty() {
+        session.run(packet, &mut answers).await?;
+    }
+    let found = found.iter().flat_map(|index| rows(&answers, *index));
+    Ok(found.filter_map(|row| Some(row.bytes(0)?.to_vec())).collect())
+}
+
 /// Reads rows after `after`, and removes those of names that have been free for long.
 pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<Swept> {
     let Tables { locks, waiters, .. } = &session.server.tables;
     let kept = FREE_ROW_KEPT_S * 1_000_000;
     let is_old = format!("queued = 0 AND expires_at < @u - {kept} AND (owner IS NOT NULL OR since < @u - {kept})");
-    // The row of a shared name stays while there are shares.
-    let has_shares = format!(
-        "owner IS NULL AND EXISTS (SELECT 1 FROM {locks} AS s WHERE s.name > CONCAT(l.name, x'ff') AND s.name < CONCAT(l.name, x'ff67'))"
-    );
     let mut packet = Packet::default();
     packet.add(CLOCK);
     // Read without locks: a statement that changes rows locks all that it reads.
     let page = packet.add(format_args!(
-        "SELECT name, {is_old} AND NOT ({has_shares}) FROM {locks} AS l WHERE name > {} ORDER BY name LIMIT {SWEEP_LIMIT}",
+        "SELECT name, {is_old} FROM {locks} WHERE name > {} ORDER BY name LIMIT {SWEEP_LIMIT}",
         Bytes(after)
     ));
     let with_expired = packet.add(format_args!(
@@ -189,7 +214,9 @@ pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<S
     let page = rows(&answers, page);
     let old = page.iter().filter(|row| row.is_true(1)).filter_map(|row| row.bytes(0));
     // In two transactions: others lock names before the shares of any of them.
-    let (shares, others): (Vec<_>, Vec<_>) = old.partition(|name| is_share(name));
+    let (shares, mut others): (Vec<&[u8]>, Vec<&[u8]>) = old.partition(|name| is_share(name));
+    let used = names_with_shares(session, &others).await?;
+    others.retain(|name| !used.contains(*name));
     for names in [shares, others].into_iter().filter(|names| !names.is_empty()) {
         let names = list(names.into_iter().map(Bytes));
         delete.add(format_args!("DELETE FROM {locks} WHERE name IN ({names}) AND {is_old}"));

@@ -17,6 +17,7 @@ use crate::model::{Process, Share};
 /// which ends its row locks.
 const TRANSACTION_IDLE_TIMEOUT_S: u64 = 2;
 
+const SHARE_COLUMNS: &str = "name, owner, expires_at, fence, permits, permit_limit";
 /// How many queries one statement combines.
 pub(super) const UNION: usize = 32;
 
@@ -46,13 +47,8 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     let shares: Vec<String> = plan.shares().map(|(first, end)| range(&first, &end)).collect();
     let shares = joined(" OR ", shares);
     let shares = (!shares.is_empty()).then(|| {
-        // After the clock was read: what is left is live at that time. This waits for a renewal that is not committed yet, and then keeps the
-        // share: a transaction that only left out expired ones would count it as free.
         packet.add(format_args!(
-            "DELETE l FROM {locks} AS l FORCE INDEX (PRIMARY) WHERE ({shares}) AND expires_at <= @u"
-        ));
-        packet.add(format_args!(
-            "SELECT name, owner, expires_at, fence, permits, permit_limit FROM {locks} FORCE INDEX (PRIMARY) WHERE {shares}"
+            "SELECT {SHARE_COLUMNS} FROM {locks} FORCE INDEX (PRIMARY) WHERE {shares}"
         ))
     });
     let columns = format!(
@@ -79,7 +75,55 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     }
     let mut answers = Vec::new();
     session.run(packet, &mut answers).await?;
+    let shares = match shares {
+        Some(index) => live_shares(session, rows(&answers, index), rows(&answers, clock)).await?,
+        None => Some(Vec::new()),
+    };
+    let shares = shares.ok_or_else(|| session.unexpected())?;
     ledger_of(session, process, plan, &answers, clock, (locked, shares), &queues).ok_or_else(|| session.unexpected())
+}
+
+/// Removes the shares that have ended, and returns the others. `None`: a row lacks a value.
+///
+/// A renewal of an ended share may not be committed yet. The deletion waits for it, and keeps the share: a transaction that only left out
+/// ended ones would count it as free. It has the names of the shares, because a range also locks the row behind it, which is that of another
+/// name.
+async fn live_shares(
+    session: &mut MysqlSession,
+    found: &[Row],
+    clock: &[Row],
+) -> Outcome<Option<Vec<(StoredName, ledger::Row)>>> {
+    let Some(now_us) = clock.first().and_then(|row| row.number(0)) else {
+        return Ok(None);
+    };
+    let all: Option<Vec<_>> = found.iter().map(stored_row).collect();
+    let Some(all) = all else { return Ok(None) };
+    let (mut live, ended): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, row)| row.expires_us > now_us);
+    if ended.is_empty() {
+        return Ok(Some(live));
+    }
+    let Tables { locks, .. } = &session.server.tables;
+    let names = list(ended.iter().map(|(name, _)| Bytes(name)));
+    let mut packet = Packet::default();
+    packet.add(format_args!(
+        "DELETE FROM {locks} WHERE name IN ({names}) AND expires_at <= @u"
+    ));
+    let kept = packet.add(format_args!(
+        "SELECT {SHARE_COLUMNS} FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({names}) FOR UPDATE"
+    ));
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await?;
+    let kept: Option<Vec<_>> = rows(&answers, kept).iter().map(stored_row).collect();
+    Ok(kept.map(|kept| {
+        live.extend(kept);
+        live
+    }))
+}
+
+/// Reads the row of a share. `None`: it lacks a value.
+fn stored_row(row: &Row) -> Option<(StoredName, ledger::Row)> {
+    let share = ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?, share(row, 4));
+    Some((row.bytes(0)?.to_vec(), share))
 }
 
 /// Adds the statements that begin a transaction.
@@ -132,7 +176,7 @@ fn ledger_of(
     plan: &Plan,
     answers: &[Answer],
     clock: usize,
-    (locked, shares): (usize, Option<usize>),
+    (locked, shares): (usize, Vec<(StoredName, ledger::Row)>),
     queues: &[usize],
 ) -> Option<Ledger> {
     let now_us = rows(answers, clock).first()?.number(0)?;
@@ -159,10 +203,7 @@ fn ledger_of(
             ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?, None),
         );
     }
-    for row in shares.map(|index| rows(answers, index)).unwrap_or_default() {
-        let share = ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?, share(row, 4));
-        found.insert(row.bytes(0)?.to_vec(), share);
-    }
+    found.extend(shares);
     if plan.lacks_row(&found) {
         return None;
     }

@@ -60,8 +60,9 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
         }
     }
     for row in &shares {
+        // What the deletion has left is live, also if the clock was set back since it was read.
         let (end, fence, share) = (
-            session.get(row, 2)?,
+            session.get::<i64>(row, 2)?.max(now_us + 1),
             session.get(row, 3)?,
             stored_share(session.get::<Option<i32>>(row, 4)?, session.get(row, 5)?),
         );

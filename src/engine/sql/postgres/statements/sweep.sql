@@ -12,7 +12,7 @@ WITH page AS MATERIALIZED (
     WHERE l.name IN (SELECT name FROM page)
       AND l.queued = 0
       AND l.expires_at < clock_timestamp() - $1::bigint * interval '1 second'
-      AND NOT (l.owner IS NULL AND EXISTS (SELECT FROM {locks} AS s
+      AND NOT (l.owner IS NULL AND position(decode('ff', 'hex') IN l.name) > 0 AND EXISTS (SELECT FROM {locks} AS s
         WHERE s.name > l.name || decode('ff', 'hex') AND s.name < l.name || decode('ff67', 'hex')))
       AND (l.owner IS NOT NULL OR l.since < clock_timestamp() - $1::bigint * interval '1 second')
     FOR UPDATE SKIP LOCKED)
