@@ -1,9 +1,13 @@
 //! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
 //! their queues. The second one writes the result.
 
+mod shares;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use self::shares::{SHARE_COLUMNS, live_shares, share_columns, share_values};
+pub(super) use self::shares::{range, share};
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
@@ -17,7 +21,6 @@ use crate::model::{Process, Share};
 /// which ends its row locks.
 const TRANSACTION_IDLE_TIMEOUT_S: u64 = 2;
 
-const SHARE_COLUMNS: &str = "name, owner, expires_at, fence, permits, permit_limit";
 /// How many queries one statement combines.
 pub(super) const UNION: usize = 32;
 
@@ -81,49 +84,6 @@ pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan)
     };
     let shares = shares.ok_or_else(|| session.unexpected())?;
     ledger_of(session, process, plan, &answers, clock, (locked, shares), &queues).ok_or_else(|| session.unexpected())
-}
-
-/// Removes the shares that have ended, and returns the others. `None`: a row lacks a value.
-///
-/// A renewal of an ended share may not be committed yet. The deletion waits for it, and keeps the share: a transaction that only left out
-/// ended ones would count it as free. It has the names of the shares, because a range also locks the row behind it, which is that of another
-/// name.
-async fn live_shares(
-    session: &mut MysqlSession,
-    found: &[Row],
-    clock: &[Row],
-) -> Outcome<Option<Vec<(StoredName, ledger::Row)>>> {
-    let Some(now_us) = clock.first().and_then(|row| row.number(0)) else {
-        return Ok(None);
-    };
-    let all: Option<Vec<_>> = found.iter().map(stored_row).collect();
-    let Some(all) = all else { return Ok(None) };
-    let (mut live, ended): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, row)| row.expires_us > now_us);
-    if ended.is_empty() {
-        return Ok(Some(live));
-    }
-    let Tables { locks, .. } = &session.server.tables;
-    let names = list(ended.iter().map(|(name, _)| Bytes(name)));
-    let mut packet = Packet::default();
-    packet.add(format_args!(
-        "DELETE FROM {locks} WHERE name IN ({names}) AND expires_at <= @u"
-    ));
-    let kept = packet.add(format_args!(
-        "SELECT {SHARE_COLUMNS} FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({names}) FOR UPDATE"
-    ));
-    let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
-    let kept: Option<Vec<_>> = rows(&answers, kept).iter().map(stored_row).collect();
-    Ok(kept.map(|kept| {
-        live.extend(kept);
-        live
-    }))
-}
-
-/// Reads the row of a share. `None`: it lacks a value.
-fn stored_row(row: &Row) -> Option<(StoredName, ledger::Row)> {
-    let share = ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?, share(row, 4));
-    Some((row.bytes(0)?.to_vec(), share))
 }
 
 /// Adds the statements that begin a transaction.
@@ -209,33 +169,6 @@ fn ledger_of(
     }
     session.begun = Begun { tickets, with_expired };
     Some(Ledger::new(now_us, found, positions.into_values().collect()))
-}
-
-/// Returns the condition of the stored names from `first` to the one before `end`.
-pub(super) fn range(first: &StoredName, end: &StoredName) -> String {
-    format!("(name >= {} AND name < {})", Bytes(first), Bytes(end))
-}
-
-/// Reads permits, and their limit from the next column.
-pub(super) fn share(row: &Row, column: usize) -> Option<Share> {
-    stored_share(row.number(column), row.number(column + 1))
-}
-
-/// Returns the columns of shares. Without shares they are left out, which makes packets smaller.
-fn share_columns(mut shares: impl Iterator<Item = Option<Share>>) -> &'static str {
-    match shares.any(|share| share.is_some()) {
-        true => ", permits, permit_limit",
-        false => "",
-    }
-}
-
-/// Returns the values of these columns.
-fn share_values(columns: &str, share: Option<Share>) -> String {
-    match share {
-        _ if columns.is_empty() => String::new(),
-        Some(share) => format!(", {}, {}", share.permits(), share.limit()),
-        None => ", NULL, NULL".to_owned(),
-    }
 }
 
 /// Reads a position in a queue. `None`: the row lacks a value.
