@@ -11,11 +11,11 @@ pub(super) use self::shares::{range, share};
 use super::packet::{Answer, Bytes, CLOCK, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
-use crate::engine::core::ledger::{self, Changes, Ledger, Position, StoredName, Waiter, is_share, stored_share};
+use crate::engine::core::ledger::{self, Changes, Ledger, Position, StoredName, Waiter, is_share};
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
 use crate::engine::sql::server::{LOCK_WAIT, Outcome};
-use crate::model::{Process, Share};
+use crate::model::Process;
 
 /// How long the server waits for the next statement of a transaction, in seconds. After that it closes the connection of a stopped process,
 /// which ends its row locks.
