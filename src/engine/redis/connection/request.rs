@@ -19,18 +19,8 @@ pub(in super::super) type Attempt<'a> = Option<&'a (dyn Fn() + Sync)>;
 impl Link {
     /// Runs a script, with its text where the server does not know it (a first call, a restart, `SCRIPT FLUSH`).
     pub(in super::super) async fn run(self: &Arc<Self>, script: &Script, call: &Cmd) -> Result<Value, Failure> {
-        self.run_as(script, call, None).await
-    }
-
-    /// Runs a script. `attempt` marks an attempt to acquire.
-    pub(in super::super) async fn run_as(
-        self: &Arc<Self>,
-        script: &Script,
-        call: &Cmd,
-        attempt: Attempt<'_>,
-    ) -> Result<Value, Failure> {
         let connection = self.connection().await?;
-        self.run_on(&connection, script, call, false, attempt).await
+        self.run_on(&connection, script, call, false, None).await
     }
 
     /// Runs a script on this connection. With `asking`, the command directly follows the `ASKING` that a node requires while
@@ -89,11 +79,9 @@ impl Link {
         if let Some(first) = cmds.first_mut() {
             *first = script.with_source(first);
         }
-        let replies = async {
-            let _permit = admitted(connection, attempt).await?;
-            connection.wire.pipeline(&cmds).await
-        };
-        let replies = self.exchange(connection, replies).await?;
+        let replies = self
+            .exchange(connection, connection.wire.pipeline(&cmds, attempt))
+            .await?;
         let answers = replies.into_iter().map(|reply| Ok(reply.extract_error()?));
         Ok(answers.collect())
     }
@@ -112,18 +100,8 @@ impl Link {
         asking: bool,
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        let wire = &connection.wire;
-        match attempt {
-            _ if asking => {
-                let reply = async {
-                    let _permit = admitted(connection, attempt).await?;
-                    wire.call_asking(cmd).await
-                };
-                self.exchange(connection, Box::pin(reply)).await
-            }
-            None => self.exchange(connection, wire.call(cmd)).await,
-            Some(mark_sent) => self.exchange(connection, wire.attempt(cmd, mark_sent)).await,
-        }
+        self.exchange(connection, connection.wire.call(cmd, asking, attempt))
+            .await
     }
 
     /// Waits for a reply on a connection, and records its liveness.
@@ -149,17 +127,6 @@ impl Link {
         }
         Ok(reply.map_err(at(&self.address))?)
     }
-}
-
-/// Waits until an attempt may be sent on a connection, and marks it as sent. `None` for other commands.
-async fn admitted<'c>(
-    connection: &'c Connection,
-    attempt: Attempt<'_>,
-) -> RedisResult<Option<tokio::sync::SemaphorePermit<'c>>> {
-    let Some(mark_sent) = attempt else { return Ok(None) };
-    let permit = connection.wire.permit().await?;
-    mark_sent();
-    Ok(Some(permit))
 }
 
 /// A call that waits for its reply. If it is dropped without one, the connection may be replaced.

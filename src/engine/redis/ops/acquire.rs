@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::acquire_plain::Undecided;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Part;
@@ -22,17 +21,15 @@ impl RedisEngine {
         let busy = match self.for_plain_commands(claim) {
             None => false,
             Some((link, connection)) => match self.try_plainly(link, &connection, claim).await {
-                Ok(Ok(acquired)) => {
+                // It may enter the queue.
+                Ok(Some(Acquired::Held { .. })) if claim.waiting => true,
+                Ok(Some(acquired)) => {
                     if claim.waiting {
                         self.waiters.known.leave(&claim.owner);
                     }
                     return Ok(acquired);
                 }
-                Ok(Err(Undecided::Held)) if !claim.waiting => {
-                    let (key, retry_after) = (claim.keys()[0].clone(), None);
-                    return Ok(Acquired::Held { key, retry_after });
-                }
-                Ok(Err(undecided)) => matches!(undecided, Undecided::Held),
+                Ok(None) => false,
                 Err(failure) => return Err(failure.during("acquire")),
             },
         };

@@ -44,7 +44,7 @@ use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
 use crate::engine::redis::keys::{CHANNEL_PREFIX, KeyBuffer, LAST, Part};
 use crate::engine::redis::scripts;
 use crate::engine::redis::topology::Route;
-use crate::engine::redis::wire::{ALONE, BatchRelease, Outcome, resp};
+use crate::engine::redis::wire::{ALONE, BatchRelease, Request};
 use crate::engine::{Acquired, Released};
 use crate::model::{Claim, Fence, Key};
 
@@ -61,14 +61,6 @@ pub(in super::super) static RELEASE: BatchRelease = BatchRelease {
 
 /// The name of the commands in an error.
 const COMMANDS: &str = "EXISTS, SET, INCRBY and MGET";
-
-/// The result of plain commands that did not acquire the name.
-pub(in super::super) enum Undecided {
-    /// Another owner holds it.
-    Held,
-    /// The script has to decide.
-    Unclear,
-}
 
 impl RedisEngine {
     /// Returns the connection to the only server, if it is open.
@@ -95,85 +87,83 @@ impl RedisEngine {
             .filter(|(_, connection)| connection.wire.is_plain() && connection.wire.is_seeded())
     }
 
-    /// Makes one attempt by plain commands. It is granted, or the script has to decide.
+    /// Makes one attempt by plain commands. `None`: the script has to decide.
     pub(in super::super) async fn try_plainly(
         &self,
         link: &Arc<Link>,
         connection: &Arc<Connection>,
         claim: &Claim,
-    ) -> Result<Result<Acquired, Undecided>, Failure> {
-        let key = &claim.keys()[0];
+    ) -> Result<Option<Acquired>, Failure> {
+        let (key, wire) = (&claim.keys()[0], &connection.wire);
         if self.contended.is(key) {
-            let look = connection.wire.check(claim);
-            if let Outcome::Held = link.exchange(connection, look).await? {
-                self.contended.note(key);
-                return Ok(Err(Undecided::Held));
+            let is_held = link.exchange(connection, wire.request(claim, Request::Check)).await?;
+            if is_held == Value::Boolean(true) {
+                return Ok(Some(self.held(key)));
             }
             self.contended.forget(key);
         }
-        let (fence, queued) = match link.exchange(connection, connection.wire.acquire(claim)).await {
-            Ok(Outcome::Acquired { fence, queued }) => (fence, queued),
-            Ok(Outcome::Replies(replies)) => return Box::pin(self.undecided(connection, claim, *replies)).await,
-            Ok(_) => return Err(Failure::Unexpected(COMMANDS)),
+        match link.exchange(connection, wire.request(claim, Request::Acquire)).await {
+            Ok(Value::Int(fence)) => Ok(granted(link, claim, fence)),
+            Ok(Value::Array(replies)) => Box::pin(self.undecided(link, connection, claim, &replies)).await,
+            Ok(_) => Err(Failure::Unexpected(COMMANDS)),
             Err(Failure::Call(error)) if is_not_understood(&error) => {
                 // Nothing was acquired.
-                connection.wire.use_scripts_only();
-                return Ok(Err(Undecided::Unclear));
+                wire.use_scripts_only();
+                Ok(None)
             }
-            Err(failure) => return Err(failure),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn held(&self, key: &Key) -> Acquired {
+        self.contended.note(key);
+        let (key, retry_after) = (key.clone(), None);
+        Acquired::Held { key, retry_after }
+    }
+
+    /// Reads the replies for a name that was not acquired, or that may have waiters.
+    async fn undecided(
+        &self,
+        link: &Arc<Link>,
+        connection: &Arc<Connection>,
+        claim: &Claim,
+        replies: &[Value],
+    ) -> Result<Option<Acquired>, Failure> {
+        let [queued, held, fence, still] = replies else {
+            return Err(Failure::Unexpected(COMMANDS));
         };
-        if queued && Box::pin(self.is_queued(link, connection, key)).await? {
-            Box::pin(self.release_part(claim, Duration::ZERO)).await?;
-            return Ok(Err(Undecided::Unclear));
+        let (key, owner) = (&claim.keys()[0], claim.owner.as_str().as_bytes());
+        match held {
+            Value::Nil => {
+                let is_still_held = matches!(still, Value::BulkString(holder) if holder == owner);
+                if let (Value::Int(_), Value::Int(fence), true) = (queued, fence, is_still_held)
+                    && !self.is_queued(link, connection, key).await?
+                {
+                    return Ok(granted(link, claim, *fence));
+                }
+                let is_refused =
+                    |reply: &Value| matches!(reply, Value::ServerError(error) if is_forbidden(&error.clone().into()));
+                if [queued, fence, still].into_iter().any(is_refused) {
+                    connection.wire.use_scripts_only();
+                }
+                if *queued != Value::Int(0) {
+                    self.release_part(claim, Duration::ZERO).await?;
+                }
+                Ok(None)
+            }
+            Value::BulkString(holder) if holder.starts_with(owner) => Ok(None),
+            Value::BulkString(_) => Ok(Some(self.held(key))),
+            _ => Err(Failure::Unexpected(COMMANDS)),
         }
-        if fence < SMALLEST {
-            return Ok(Err(Undecided::Unclear));
-        }
-        let fence = Fence(fence as u64);
-        link.record_later(Record {
-            claim: claim.clone(),
-            fence,
-            attempt: None,
-        });
-        Ok(Ok(Acquired::Granted { fence }))
     }
 
     /// Whether a name has waiters. A waiter that was there before the acquisition still is.
     async fn is_queued(&self, link: &Arc<Link>, connection: &Arc<Connection>, key: &Key) -> Result<bool, Failure> {
         let mut room = KeyBuffer::default();
         let (_, [queue]) = room.keys(&self.layout, key.as_str(), [Part::Queue]);
-        let look = connection.wire.call_written(|out| resp::write(out, &["EXISTS", queue]));
-        Ok(link.exchange(connection, look).await? != Value::Int(0))
-    }
-
-    /// Reads the replies for a name that was not acquired.
-    async fn undecided(
-        &self,
-        connection: &Arc<Connection>,
-        claim: &Claim,
-        [queued, held, fence, still]: [Value; 4],
-    ) -> Result<Result<Acquired, Undecided>, Failure> {
-        match held {
-            Value::Nil => {
-                let is_refused =
-                    |reply: &&Value| matches!(reply, Value::ServerError(error) if is_forbidden(&error.clone().into()));
-                if [&queued, &fence, &still].iter().any(is_refused) {
-                    connection.wire.use_scripts_only();
-                }
-                if queued != Value::Int(0) {
-                    self.release_part(claim, Duration::ZERO).await?;
-                }
-                Ok(Err(Undecided::Unclear))
-            }
-            Value::BulkString(holder) if holder.starts_with(claim.owner.as_str().as_bytes()) => {
-                Ok(Err(Undecided::Unclear))
-            }
-            Value::BulkString(_) => {
-                self.contended.note(&claim.keys()[0]);
-                Ok(Err(Undecided::Held))
-            }
-            _ => Err(Failure::Unexpected(COMMANDS)),
-        }
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(queue);
+        Ok(link.call_on(connection, &exists, false, None).await? != Value::Int(0))
     }
 
     /// Releases the one name of a claim without metadata, by a script that the releases of one tick share. `None`: the release has to be made alone.
@@ -188,11 +178,26 @@ impl RedisEngine {
             self.waiters.known.leave(&claim.owner);
             self.waiters.member_suffix(claim)
         });
-        let freed = connection.wire.release(&RELEASE, claim, place.as_deref());
+        let (release, more) = (&RELEASE, place.as_deref());
+        let freed = connection.wire.request(claim, Request::Release { release, more });
         match link.exchange(connection, freed).await? {
-            Outcome::Released(answer @ 0..4) => Ok(Some(self.released(answer, claim.keys()))),
-            Outcome::Released(ALONE) => Ok(None),
+            Value::Int(answer @ 0..4) => Ok(Some(self.released(answer, claim.keys()))),
+            Value::Int(ALONE) => Ok(None),
             _ => Err(Failure::Unexpected("release.lua")),
         }
     }
+}
+
+/// Records a grant by plain commands. `None`: its token is too small.
+fn granted(link: &Arc<Link>, claim: &Claim, fence: i64) -> Option<Acquired> {
+    if fence < SMALLEST {
+        return None;
+    }
+    let fence = Fence(fence as u64);
+    link.record_later(Record {
+        claim: claim.clone(),
+        fence,
+        attempt: None,
+    });
+    Some(Acquired::Granted { fence })
 }

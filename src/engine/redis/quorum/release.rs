@@ -16,7 +16,7 @@ use crate::clock::Moment;
 use crate::engine::redis::connection::Connection;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::{FREE_CHANNEL, Part};
-use crate::engine::redis::wire::{ALONE, BatchRelease, ReplySink};
+use crate::engine::redis::wire::{ALONE, BatchRelease, ReplySink, Request};
 use crate::engine::{Answers, Released, Result};
 use crate::model::{Claim, Key, Ttl};
 
@@ -146,9 +146,9 @@ impl ReleaseRound {
                 continue;
             };
             if self.is_batchable() {
-                connection
-                    .wire
-                    .release_to_sink(&sink, index, &RELEASE_BATCH, &self.claim);
+                let (release, more) = (&RELEASE_BATCH, None);
+                let request = Request::Release { release, more };
+                connection.wire.request_to_sink(&sink, index, &self.claim, &request);
             } else {
                 connection.wire.call_to_sink(&sink, index, self.call());
             }

@@ -85,7 +85,10 @@ impl Route {
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
         match self {
-            Route::One(link) => link.run_as(script, call, attempt).await,
+            Route::One(link) => {
+                let connection = link.connection().await?;
+                link.run_on(&connection, script, call, false, attempt).await
+            }
             Route::Cluster(cluster) => Box::pin(cluster.run_first(&[(script, call)], slot, attempt)).await,
         }
     }
@@ -94,7 +97,7 @@ impl Route {
     pub(super) async fn run_first(&self, scripts: &[(&Script, &Cmd)], slot: u16) -> Result<Value, Failure> {
         match (self, scripts) {
             (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, None)).await,
-            (Route::One(link), [(script, call), ..]) => link.run_as(script, call, None).await,
+            (Route::One(link), [(script, call), ..]) => link.run(script, call).await,
             (Route::One(_), []) => Err(Failure::Unserved),
         }
     }

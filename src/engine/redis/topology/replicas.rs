@@ -127,7 +127,7 @@ impl Replicated {
         pair[0].arg(MARK).arg("").arg("PX").arg(MARK_LASTS_MS);
         pair[1].arg(self.wanted).arg(self.in_time().as_millis() as u64);
         let reply = async {
-            let replies = connection.wire.pipeline(&pair).await?;
+            let replies = connection.wire.pipeline(&pair, None).await?;
             replies.into_iter().map(Value::extract_error).collect()
         };
         let replies: Vec<Value> = self.link.exchange(connection, reply).await?;

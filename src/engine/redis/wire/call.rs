@@ -1,6 +1,4 @@
-//! What callers of the connection pass to it and receive from it.
-
-use redis::Value;
+//! What callers of the connection pass to it.
 
 use crate::engine::redis::keys::Part;
 use crate::engine::redis::scripts::Script;
@@ -23,19 +21,19 @@ pub(in super::super) struct BatchRelease {
 /// The answer for a name that has to be released alone.
 pub(in super::super) const ALONE: i64 = -1;
 
-/// The outcome of a call for one name.
-#[derive(Debug)]
-pub(in super::super) enum Outcome {
-    /// Another owner holds it, or it is reserved for another waiter.
-    Held,
-    /// No other owner holds it.
-    NotHeld,
-    /// It was free, and this owner held it after the token was drawn. `queued`: there may have been waiters.
-    Acquired { fence: i64, queued: bool },
-    /// Other replies to the four commands. `SET` did not fail.
-    Replies(Box<[Value; 4]>),
-    /// The answer of the release script for this name.
-    Released(i64),
-    /// The reply to a command of the caller.
-    Answer(Value),
+/// A request for the one name of a claim. Requests of one kind share commands.
+pub(in super::super) enum Request<'a> {
+    /// Reads whether another owner holds it, or a reservation for another waiter: a boolean.
+    Check,
+    /// Acquires it by plain commands. The reply is the fencing token if it was free and had no waiters, and this owner held it after the
+    /// token was drawn. Else it has the replies to the four commands. `SET` did not fail.
+    Acquire,
+    /// Requests a vote with `value` as the value of the lock key, and `floor` as the fencing token. The sink receives the four replies
+    /// under the numbers up to its own, or one error under its own.
+    Vote { value: &'a str, floor: u64 },
+    /// Releases it. `more` follows the owner's token, after a colon. The reply is the script's answer for this name.
+    Release {
+        release: &'static BatchRelease,
+        more: Option<&'a str>,
+    },
 }

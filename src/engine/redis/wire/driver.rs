@@ -7,10 +7,9 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 
-use redis::{RedisError, RedisResult, Value};
+use redis::{RedisError, RedisResult};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::in_flight::InFlight;
 use super::state::{CHUNK, LONGEST, State};
 use super::{Push, Wire, resp};
 use crate::engine::redis::error::{broken, is_forbidden, spoils_connection};
@@ -156,34 +155,19 @@ impl Wire {
             };
             let replies = &state.input[taken..taken + length];
             taken += length;
-            match asked {
-                InFlight::Single(asked) => {
-                    state.under_way -= 1;
-                    let reply = resp::value(asked.reply_of(replies)?)?;
-                    if asked.is_of_sink() {
-                        // Waiting calls record that themselves.
-                        self.health.replied(None);
-                        spoiled |=
-                            matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
-                    }
-                    asked.deliver(reply);
-                }
-                InFlight::Batch(sent) => {
-                    state.under_way -= sent.calls();
-                    attempts += sent.attempts();
-                    let report = sent.deliver(replies)?;
-                    if report.is_unknown {
-                        state.is_unknown();
-                    }
-                    if report.error.as_ref().is_some_and(is_forbidden) {
-                        // The user may have lost the right to scripts: a lock acquired by plain commands could not be released.
-                        state.seeded = None;
-                    }
-                    // Waiting calls record that themselves.
-                    (0..report.sink_calls).for_each(|_| self.health.replied(None));
-                    spoiled |= report.sink_calls > 0 && report.error.as_ref().is_some_and(spoils_connection);
-                }
+            state.under_way -= asked.calls();
+            attempts += asked.attempts();
+            let report = asked.deliver(replies)?;
+            if report.is_unknown {
+                state.is_unknown();
             }
+            if report.error.as_ref().is_some_and(is_forbidden) {
+                // The user may have lost the right to scripts: a lock acquired by plain commands could not be released.
+                state.seeded = None;
+            }
+            // Waiting calls record that themselves.
+            (0..report.sink_calls).for_each(|_| self.health.replied(None));
+            spoiled |= report.sink_calls > 0 && report.error.as_ref().is_some_and(spoils_connection);
         }
         if attempts > 0 {
             self.attempts.add_permits(attempts);

@@ -116,7 +116,7 @@ async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
                 .await
                 .map(|()| "subscribed".into())
         };
-        let calls = join_all((0..CALLS).map(|_| wire.call(&ping)));
+        let calls = join_all((0..CALLS).map(|_| wire.call(&ping, false, None)));
         let (subscribed, calls) = tokio::join!(subscribed, calls);
         [subscribed]
             .into_iter()

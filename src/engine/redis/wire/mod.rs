@@ -29,19 +29,19 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, RedisError, RedisResult, Value};
-use tokio::sync::{Semaphore, TryAcquireError, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
 
-pub(super) use self::call::{ALONE, BatchRelease, Outcome};
+pub(super) use self::call::{ALONE, BatchRelease, Request};
 pub(super) use self::driver::{drive, flush};
 pub(super) use self::in_flight::UNSUBSCRIBE_SHARD;
 pub(super) use self::in_flight::pushes::Push;
 use self::in_flight::{END_MARK, Single};
-use self::pipeline::{Batch, Kind};
-use self::reply_sink::ReplyHandle;
 pub(super) use self::reply_sink::ReplySink;
+use self::reply_sink::{ReplyHandle, ReplyTo};
 use self::state::State;
 pub(super) use self::state::{Io, Opened};
 use super::connection::liveness::{ATTEMPTS, Health};
+use super::connection::request::Attempt;
 use super::error::broken;
 use super::keys::Layout;
 use crate::clock::Moment;
@@ -118,23 +118,29 @@ impl Wire {
         self.plain.store(false, Relaxed);
     }
 
-    /// Sends one command at the end of the tick, and waits for its reply.
-    pub(super) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.call_written(|out| cmd.write_packed_command(out)).await
-    }
-
-    /// Sends the command that `write` writes, and waits for its reply.
-    pub(super) async fn call_written(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
-        self.single(write, Single::Call).await
-    }
-
-    /// Sends one command directly after `ASKING`, and waits for its reply.
-    pub(super) async fn call_asking(&self, cmd: &Cmd) -> RedisResult<Value> {
+    /// Sends one command at the end of the tick, directly after `ASKING` if it is `asking`, and waits for its reply.
+    pub(super) async fn call(&self, cmd: &Cmd, asking: bool, attempt: Attempt<'_>) -> RedisResult<Value> {
+        if let Some(permit) = self.admit(attempt).await? {
+            // The reply returns it.
+            permit.forget();
+        }
+        let sent = Moment::now();
         let write = |out: &mut Vec<u8>| {
-            resp::write(out, &["ASKING"]);
+            if asking {
+                resp::write(out, &["ASKING"]);
+            }
             cmd.write_packed_command(out);
         };
-        self.single(write, Single::Asking).await
+        let request = |reply_to| Single {
+            is_asking: asking,
+            is_attempt: attempt.is_some(),
+            ..Single::new(reply_to)
+        };
+        let answer = self.single(write, request).await?;
+        if attempt.is_some() {
+            self.note_grant(&answer, sent);
+        }
+        Ok(answer)
     }
 
     /// Sends `verb` for a channel: a command about a subscription, whose reply is a push with this name.
@@ -145,8 +151,11 @@ impl Wire {
                 resp::write(out, &[END_MARK]);
             }
         };
-        let name = channel.to_owned();
-        let reply = self.single(write, |reply| Single::Subscription { verb, name, reply });
+        let subscription = Some((verb, channel.to_owned()));
+        let reply = self.single(write, |reply_to| Single {
+            subscription,
+            ..Single::new(reply_to)
+        });
         match reply.await? {
             Value::Push { .. } | Value::Map(_) => Ok(()),
             _ => Err(resp::nonsense()),
@@ -156,26 +165,27 @@ impl Wire {
     async fn single(
         &self,
         write: impl FnOnce(&mut Vec<u8>),
-        request: impl FnOnce(oneshot::Sender<RedisResult<Value>>) -> Single,
+        request: impl FnOnce(ReplyTo) -> Single,
     ) -> RedisResult<Value> {
-        let (sender, reply) = oneshot::channel();
+        let (reply_to, reply) = ReplyTo::call();
         self.send(|state| {
             state.seal();
             write(&mut state.out);
-            state.wait(request(sender));
+            state.wait(request(reply_to));
         })?;
         reply.await.unwrap_or_else(|_| Err(self.broken()))?.extract_error()
     }
 
     /// Sends commands in one part of the output, and waits for their replies. An error of the server is a value.
-    pub(super) async fn pipeline(&self, cmds: &[Cmd]) -> RedisResult<Vec<Value>> {
+    pub(super) async fn pipeline(&self, cmds: &[Cmd], attempt: Attempt<'_>) -> RedisResult<Vec<Value>> {
+        let _permit = self.admit(attempt).await?;
         let mut replies = Vec::with_capacity(cmds.len());
         self.send(|state| {
             state.seal();
             for cmd in cmds {
-                let (sender, reply) = oneshot::channel();
+                let (reply_to, reply) = ReplyTo::call();
                 cmd.write_packed_command(&mut state.out);
-                state.wait(Single::Call(sender));
+                state.wait(Single::new(reply_to));
                 replies.push(reply);
             }
         })?;
@@ -186,38 +196,18 @@ impl Wire {
         Ok(values)
     }
 
-    /// Waits for the permit of an attempt. An attempt that is dropped meanwhile is never sent.
-    async fn admit(&self) -> RedisResult<()> {
-        self.permit().await?.forget();
-        Ok(())
-    }
-
-    /// Waits for a permit for an attempt that returns it itself.
-    pub(super) async fn permit(&self) -> RedisResult<tokio::sync::SemaphorePermit<'_>> {
-        match self.attempts.try_acquire() {
-            Ok(permit) => Ok(permit),
-            Err(TryAcquireError::Closed) => Err(self.broken()),
-            Err(TryAcquireError::NoPermits) => {
-                // Boxed: this is rare, and the future of a call stays small.
-                Box::pin(self.attempts.acquire()).await.map_err(|_| self.broken())
-            }
-        }
-    }
-
-    /// Sends one command of an attempt to acquire by `acquire.lua`, and waits for its reply. `mark_sent` is called before it is
-    /// sent.
-    pub(super) async fn attempt(&self, cmd: &Cmd, mark_sent: &(dyn Fn() + Sync)) -> RedisResult<Value> {
-        self.admit().await?;
+    /// Waits until an attempt may be sent, and marks it as sent. An attempt that is dropped meanwhile is never sent. `None` for other
+    /// commands.
+    async fn admit(&self, attempt: Attempt<'_>) -> RedisResult<Option<SemaphorePermit<'_>>> {
+        let Some(mark_sent) = attempt else { return Ok(None) };
+        let permit = match self.attempts.try_acquire() {
+            Ok(permit) => permit,
+            Err(TryAcquireError::Closed) => return Err(self.broken()),
+            // Boxed: this is rare, and the future of a call stays small.
+            Err(TryAcquireError::NoPermits) => Box::pin(self.attempts.acquire()).await.map_err(|_| self.broken())?,
+        };
         mark_sent();
-        let sent = Moment::now();
-        let outcome = self.send(|state| state.batch_for(Kind::Script, None).add_script(cmd))?;
-        match outcome.await.unwrap_or_else(|_| Err(self.broken()))? {
-            Outcome::Answer(answer) => {
-                self.note_grant(&answer, sent);
-                Ok(answer)
-            }
-            _ => Err(resp::nonsense()),
-        }
+        Ok(Some(permit))
     }
 
     /// Records the answer of `acquire.lua` to an attempt that was sent at `sent`: a grant has raised the counter of fencing tokens.
@@ -233,84 +223,51 @@ impl Wire {
         self.loading.try_lock().ok()
     }
 
-    /// Checks whether another owner holds the one name of a claim.
-    pub(super) async fn check(&self, claim: &Claim) -> RedisResult<Outcome> {
-        self.admit().await?;
-        claim.mark_sent();
-        self.join(Kind::Check, claim, |batch| batch.add_check(&self.layout, claim))
-            .await
+    /// Makes a request for the one name of a claim, in the batch of its kind in this tick.
+    pub(super) async fn request(&self, claim: &Claim, request: Request<'_>) -> RedisResult<Value> {
+        let mark_sent = || claim.mark_sent();
+        let attempt: Attempt<'_> = if request.kind().is_attempt() {
+            Some(&mark_sent)
+        } else {
+            None
+        };
+        if let Some(permit) = self.admit(attempt).await? {
+            // The reply returns it.
+            permit.forget();
+        }
+        let (reply_to, reply) = ReplyTo::call();
+        self.send(|state| state.add(&self.layout, claim, &request, reply_to))?;
+        reply.await.unwrap_or_else(|_| Err(self.broken()))
     }
 
-    /// Tries to acquire the one name of a claim by plain commands.
-    pub(super) async fn acquire(&self, claim: &Claim) -> RedisResult<Outcome> {
-        self.admit().await?;
-        claim.mark_sent();
-        self.join(Kind::Acquire, claim, |batch| batch.add_acquisition(&self.layout, claim))
-            .await
-    }
-
-    /// Releases the one name of a claim. `more` as for [`Batch::add_release`].
-    pub(super) async fn release(
-        &self,
-        release: &'static BatchRelease,
-        claim: &Claim,
-        more: Option<&str>,
-    ) -> RedisResult<Outcome> {
-        self.join(Kind::Release, claim, |batch| {
-            batch.add_release(&self.layout, release, claim, more)
-        })
-        .await
-    }
-
-    /// Adds a call to the batch of its kind in this tick.
-    async fn join(
-        &self,
-        kind: Kind,
-        claim: &Claim,
-        add: impl FnOnce(&mut Batch) -> oneshot::Receiver<RedisResult<Outcome>>,
-    ) -> RedisResult<Outcome> {
-        let outcome = self.send(|state| add(state.batch_for(kind, Some(&claim.owner))))?;
-        outcome.await.unwrap_or_else(|_| Err(self.broken()))
-    }
-
-    /// Requests a vote by plain commands. The sink receives the four replies under the numbers up to `last`, or one error
-    /// under `last`.
-    pub(super) fn vote(&self, sink: &Arc<dyn ReplySink>, last: usize, claim: &Claim, value: &str, floor: u64) {
-        self.send_to_sink(sink, last, |state, handle| {
-            let batch = state.batch_for(Kind::Vote, Some(&claim.owner));
-            batch.add_vote(&self.layout, claim, value, floor, handle);
-        });
-    }
-
-    /// Releases the one name of a claim. The sink receives the answer.
-    pub(super) fn release_to_sink(
+    /// Makes a request for the one name of a claim, in the batch of its kind in this tick. The sink receives the reply.
+    pub(super) fn request_to_sink(
         &self,
         sink: &Arc<dyn ReplySink>,
         number: usize,
-        release: &'static BatchRelease,
         claim: &Claim,
+        request: &Request<'_>,
     ) {
-        self.send_to_sink(sink, number, |state, handle| {
-            let batch = state.batch_for(Kind::Release, Some(&claim.owner));
-            batch.add_release_to_sink(&self.layout, release, claim, handle);
+        self.send_to_sink(sink, number, |state, reply_to| {
+            state.add(&self.layout, claim, request, reply_to);
         });
     }
 
     /// Sends a command at the end of the tick. The sink receives the reply.
     pub(super) fn call_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, cmd: &Cmd) {
-        self.send_to_sink(sink, number, |state, handle| {
+        self.send_to_sink(sink, number, |state, reply_to| {
             state.seal();
             cmd.write_packed_command(&mut state.out);
-            state.wait(Single::Sink(handle));
+            state.wait(Single::new(reply_to));
         });
     }
 
-    fn send_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, fill: impl FnOnce(&mut State, ReplyHandle)) {
-        let handle = ReplyHandle::new(sink.clone(), number);
-        // After the end, the handle is dropped, and the sink receives an error.
+    fn send_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, fill: impl FnOnce(&mut State, ReplyTo)) {
+        let reply_to = ReplyTo::Sink(ReplyHandle::new(sink.clone(), number));
+        // After the end, it is dropped, and the sink receives an error.
         let _ = self.send(|state| {
             self.health.sent(Moment::now());
-            fill(state, handle);
+            fill(state, reply_to);
         });
     }
 
@@ -328,7 +285,8 @@ impl Wire {
             if state.unsealed() >= early {
                 state.seal();
             }
-            if state.out.len() - state.written >= early {
+            // Not with requests that the next write removes, which make the output look larger.
+            if state.out.len() - state.written >= early && !state.has_left {
                 state.write_early();
             }
         } else {

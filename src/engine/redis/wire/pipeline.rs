@@ -4,12 +4,11 @@
 //! the same tick. Requests of one owner keep their order. Any other request on the connection closes the batches before it. A
 //! single call is a batch of one.
 
-use redis::{Cmd, RedisResult};
-use tokio::sync::oneshot;
+use redis::RedisResult;
 
-use super::call::{BatchRelease, Outcome};
-use super::in_flight::{BatchedCall, ReplyTo, SentBatch};
-use super::reply_sink::ReplyHandle;
+use super::call::{BatchRelease, Request};
+use super::in_flight::{BatchedCall, SentBatch};
+use super::reply_sink::ReplyTo;
 use super::resp::{self, Reader};
 use crate::engine::redis::keys::{KeyBuffer, LAST, Layout, Part};
 use crate::model::{Claim, OwnerToken};
@@ -25,21 +24,26 @@ pub(super) enum Kind {
     Acquire,
     /// Votes for it, by the plain commands of a quorum.
     Vote,
-    /// Runs a script in an attempt to acquire it.
-    Script,
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 5] = [Kind::Release, Kind::Check, Kind::Acquire, Kind::Vote, Kind::Script];
+    pub(super) const ALL: [Kind; 4] = [Kind::Release, Kind::Check, Kind::Acquire, Kind::Vote];
 
     /// Whether its calls are attempts to acquire, whose number is limited.
     pub(super) fn is_attempt(self) -> bool {
-        matches!(self, Kind::Check | Kind::Acquire | Kind::Script)
+        matches!(self, Kind::Check | Kind::Acquire)
     }
+}
 
-    /// Whether a dropped call is not sent.
-    pub(super) fn is_cancellable(self) -> bool {
-        self != Kind::Release
+impl Request<'_> {
+    /// Returns the kind of its batch.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Request::Check => Kind::Check,
+            Request::Acquire => Kind::Acquire,
+            Request::Vote { .. } => Kind::Vote,
+            Request::Release { .. } => Kind::Release,
+        }
     }
 }
 
@@ -53,7 +57,7 @@ pub(super) struct Batch {
     locks: Vec<u8>,
     /// Companion keys.
     first: Vec<u8>,
-    /// Companion keys, or whole commands.
+    /// Companion keys, or whole commands: those of a call one after the other.
     second: Vec<u8>,
     owners: Vec<u8>,
     /// The server may not know the script.
@@ -76,10 +80,6 @@ impl Batch {
         }
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        self.kind
-    }
-
     /// Returns its size in bytes.
     pub(super) fn size(&self) -> usize {
         self.locks.len() + self.first.len() + self.second.len() + self.owners.len()
@@ -91,160 +91,89 @@ impl Batch {
 
     /// Whether there is a call by this owner in it.
     pub(super) fn has(&self, owner: &OwnerToken) -> bool {
-        self.calls.iter().any(|call| call.owner.as_ref() == Some(owner))
+        self.calls.iter().any(|call| call.owner == *owner)
     }
 
-    fn join(&mut self, claim: &Claim, reply_to: ReplyTo) {
-        let owner = Some(claim.owner.clone());
-        self.calls.push(BatchedCall { owner, reply_to });
-    }
-
-    fn call(&mut self, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
-        let (sender, outcome) = oneshot::channel();
-        self.join(claim, ReplyTo::Call(sender));
-        outcome
-    }
-
-    pub(super) fn add_check(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
-        let (lock, []) = self.room.keys(layout, claim.keys()[0].as_str(), []);
-        resp::word(&mut self.locks, &[lock]);
-        self.call(claim)
-    }
-
-    pub(super) fn add_acquisition(
-        &mut self,
-        layout: &Layout,
-        claim: &Claim,
-    ) -> oneshot::Receiver<RedisResult<Outcome>> {
-        let (lock, [queue]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Queue]);
-        resp::word(&mut self.locks, &[lock]);
-        resp::word(&mut self.first, &[queue]);
-        set(&mut self.second, lock, claim.owner.as_str(), claim);
-        self.call(claim)
-    }
-
-    /// Adds a command of the caller.
-    pub(super) fn add_script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
-        cmd.write_packed_command(&mut self.second);
-        let (sender, outcome) = oneshot::channel();
-        let (owner, reply_to) = (None, ReplyTo::Call(sender));
-        self.calls.push(BatchedCall { owner, reply_to });
-        outcome
-    }
-
-    /// Removes dropped attempts. Returns their number.
-    pub(super) fn remove_cancelled(&mut self) -> usize {
-        if !self.kind.is_cancellable() || !self.calls.iter().any(BatchedCall::is_gone) {
-            return 0;
-        }
-        let gone: Vec<bool> = self.calls.iter().map(BatchedCall::is_gone).collect();
-        // Each call has one word in each of the first two parts that its kind uses, and one command or two in the last.
-        let commands = if self.kind == Kind::Vote { 2 } else { 1 };
-        for (part, count) in [(&mut self.locks, 1), (&mut self.first, 1), (&mut self.second, commands)] {
-            let (mut kept, mut at) = (Vec::with_capacity(part.len()), 0);
-            for gone in &gone {
-                let length = resp::length_of(&part[at..], count).ok().flatten().unwrap_or(0);
-                if !gone {
-                    kept.extend_from_slice(&part[at..at + length]);
+    /// Adds a request of this kind.
+    pub(super) fn add(&mut self, layout: &Layout, claim: &Claim, request: &Request<'_>, reply_to: ReplyTo) {
+        let name = claim.keys()[0].as_str();
+        match *request {
+            Request::Check => {
+                let (lock, []) = self.room.keys(layout, name, []);
+                resp::word(&mut self.locks, &[lock]);
+            }
+            Request::Acquire => {
+                let (lock, [queue]) = self.room.keys(layout, name, [Part::Queue]);
+                resp::word(&mut self.locks, &[lock]);
+                resp::word(&mut self.first, &[queue]);
+                set(&mut self.second, lock, claim.owner.as_str(), claim);
+            }
+            Request::Vote { value, floor } => {
+                let (lock, [counter]) = self.room.keys(layout, name, [Part::Counter]);
+                resp::word(&mut self.locks, &[lock]);
+                set(&mut self.second, lock, value, claim);
+                let mut digits = itoa::Buffer::new();
+                let words = ["ZADD", counter, "GT", "CH", digits.format(floor), "last"];
+                resp::write(&mut self.second, &words);
+            }
+            Request::Release { release, more } => {
+                let (lock, [first, second]) = self.room.keys(layout, name, release.parts);
+                resp::word(&mut self.locks, &[lock]);
+                resp::word(&mut self.first, &[first]);
+                resp::word(&mut self.second, &[second]);
+                match more {
+                    None => resp::word(&mut self.owners, &[claim.owner.as_str()]),
+                    Some(more) => resp::word(&mut self.owners, &[claim.owner.as_str(), ":", more]),
                 }
-                at += length;
-            }
-            *part = kept;
-        }
-        let calls = std::mem::take(&mut self.calls);
-        for (call, gone) in calls.into_iter().zip(&gone) {
-            match gone {
-                true => call.discard(),
-                false => self.calls.push(call),
+                self.release = Some(release);
             }
         }
-        gone.len() - self.calls.len()
+        let owner = claim.owner.clone();
+        self.calls.push(BatchedCall { owner, reply_to });
     }
 
-    /// Restores a batch from the commands that [`Batch::write`] wrote.
+    /// Restores a batch other than of releases from the commands that [`Batch::write`] wrote, without the calls whose callers left.
+    /// Returns the receivers of those, too.
     ///
     /// # Errors
     /// When they are not such commands.
-    pub(super) fn restore(sent: SentBatch, commands: &[u8]) -> RedisResult<Self> {
-        let words = |command| -> RedisResult<Vec<u8>> {
+    pub(super) fn restore(sent: SentBatch, commands: &[u8]) -> RedisResult<(Self, Vec<ReplyTo>)> {
+        let gone: Vec<bool> = sent.calls.iter().map(|call| call.reply_to.is_gone()).collect();
+        // Each call has `count` words or commands of these.
+        let keep = |from: &mut Reader<'_>, count: usize, part: &mut Vec<u8>| -> RedisResult<()> {
+            for gone in gone.iter().flat_map(|gone| std::iter::repeat_n(gone, count)) {
+                let one = from.next()?;
+                if !gone {
+                    part.extend_from_slice(one);
+                }
+            }
+            Ok(())
+        };
+        let keep_words = |command, part: &mut Vec<u8>| -> RedisResult<()> {
             let mut words = Reader::elements(command).ok_or_else(resp::nonsense)?;
             words.skip(1)?;
-            Ok(words.rest().to_vec())
+            keep(&mut words, 1, part)
         };
         let mut batch = Batch::new(sent.kind);
         let mut commands = Reader::new(commands);
-        let count = sent.calls.len();
-        let own = match sent.kind {
-            Kind::Release | Kind::Check => 0,
-            Kind::Acquire | Kind::Script => count,
-            Kind::Vote => 2 * count,
-        };
         if sent.kind == Kind::Acquire {
-            batch.first = words(commands.next()?)?;
+            keep_words(commands.next()?, &mut batch.first)?;
         }
-        for _ in 0..own {
-            batch.second.extend_from_slice(commands.next()?);
-        }
-        if matches!(sent.kind, Kind::Acquire | Kind::Vote) {
+        if sent.kind != Kind::Check {
+            let count = if sent.kind == Kind::Vote { 2 } else { 1 };
+            keep(&mut commands, count, &mut batch.second)?;
             // `INCRBY` or `TIME`.
             commands.skip(1)?;
         }
-        if sent.kind != Kind::Script {
-            batch.locks = words(commands.next()?)?;
+        keep_words(commands.next()?, &mut batch.locks)?;
+        let mut left = Vec::new();
+        for (call, gone) in sent.calls.into_iter().zip(&gone) {
+            match gone {
+                true => left.push(call.reply_to),
+                false => batch.calls.push(call),
+            }
         }
-        batch.calls = sent.calls;
-        Ok(batch)
-    }
-
-    /// Adds a vote with `value` as the value of the lock key, and `floor` as the fencing token.
-    pub(super) fn add_vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, handle: ReplyHandle) {
-        let (lock, [counter]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Counter]);
-        resp::word(&mut self.locks, &[lock]);
-        set(&mut self.second, lock, value, claim);
-        let mut digits = itoa::Buffer::new();
-        let words = ["ZADD", counter, "GT", "CH", digits.format(floor), "last"];
-        resp::write(&mut self.second, &words);
-        self.join(claim, ReplyTo::Vote(handle));
-    }
-
-    fn add_release_keys(&mut self, layout: &Layout, release: &'static BatchRelease, claim: &Claim, more: Option<&str>) {
-        let (lock, [first, second]) = self.room.keys(layout, claim.keys()[0].as_str(), release.parts);
-        for (keys, key) in [
-            (&mut self.locks, lock),
-            (&mut self.first, first),
-            (&mut self.second, second),
-        ] {
-            resp::word(keys, &[key]);
-        }
-        match more {
-            None => resp::word(&mut self.owners, &[claim.owner.as_str()]),
-            Some(more) => resp::word(&mut self.owners, &[claim.owner.as_str(), ":", more]),
-        }
-        self.release = Some(release);
-    }
-
-    /// Adds a release. `more` follows the owner's token, after a colon.
-    pub(super) fn add_release(
-        &mut self,
-        layout: &Layout,
-        release: &'static BatchRelease,
-        claim: &Claim,
-        more: Option<&str>,
-    ) -> oneshot::Receiver<RedisResult<Outcome>> {
-        self.add_release_keys(layout, release, claim, more);
-        self.call(claim)
-    }
-
-    /// Adds a release whose answer goes to a sink.
-    pub(super) fn add_release_to_sink(
-        &mut self,
-        layout: &Layout,
-        release: &'static BatchRelease,
-        claim: &Claim,
-        handle: ReplyHandle,
-    ) {
-        self.add_release_keys(layout, release, claim, None);
-        self.join(claim, ReplyTo::Release(handle));
+        Ok((batch, left))
     }
 
     /// Writes the commands, and empties the batch.
@@ -265,9 +194,8 @@ impl Batch {
                 resp::write(out, &["TIME"]);
             }
             Kind::Release => self.write_script(out),
-            Kind::Script => out.extend_from_slice(&self.second),
         }
-        if !matches!(self.kind, Kind::Release | Kind::Script) {
+        if self.kind != Kind::Release {
             resp::head(out, 1 + count);
             resp::word(out, &["MGET"]);
             out.extend_from_slice(&self.locks);

@@ -9,13 +9,16 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
+use super::call::Request;
 use super::in_flight::pushes::Push;
 use super::in_flight::{InFlight, Single};
 use super::pipeline::{Batch, Kind};
+use super::reply_sink::ReplyTo;
 use crate::clock::Moment;
 use crate::engine::core::stream::Replies;
 use crate::engine::redis::connection::liveness::Health;
-use crate::model::OwnerToken;
+use crate::engine::redis::keys::Layout;
+use crate::model::Claim;
 
 /// How much is read at once, unless a reply is longer.
 pub(super) const CHUNK: usize = 64 * 1024;
@@ -90,7 +93,7 @@ pub(super) struct State {
     pub(super) filled: usize,
     pub(super) waiting: VecDeque<InFlight>,
     /// Permits for attempts to acquire.
-    attempts: Arc<Semaphore>,
+    pub(super) attempts: Arc<Semaphore>,
     pub(super) health: Arc<Health>,
     /// The batches that are being built, in the order of their output.
     batches: [Batch; Kind::ALL.len()],
@@ -163,45 +166,25 @@ impl State {
     /// Adds the receiver of a reply.
     pub(super) fn wait(&mut self, asked: Single) {
         self.under_way += 1;
-        self.waiting.push_back(asked.into());
+        self.waiting.push_back(InFlight::Single(asked));
     }
 
-    /// Returns the batch that a call of this kind joins.
-    pub(super) fn batch_for(&mut self, kind: Kind, owner: Option<&OwnerToken>) -> &mut Batch {
+    /// Adds a request to the batch of its kind.
+    pub(super) fn add(&mut self, layout: &Layout, claim: &Claim, request: &Request<'_>, reply_to: ReplyTo) {
+        let kind = request.kind();
         // A release follows the earlier requests of its owner. A second release of one owner finds nothing, which one script
         // for both could not report.
-        let has = |owner| self.batches.iter().any(|batch| batch.has(owner));
-        let is_behind = kind == Kind::Release && owner.is_some_and(has);
-        let is_other = |batch: &&Batch| !batch.is_empty() && (batch.kind() == Kind::Script) != (kind == Kind::Script);
-        if is_behind || self.batches.iter().any(|batch| is_other(&batch)) {
+        if kind == Kind::Release && self.batches.iter().any(|batch| batch.has(&claim.owner)) {
             self.seal();
         }
         self.under_way += 1;
-        &mut self.batches[kind as usize]
+        self.batches[kind as usize].add(layout, claim, request, reply_to);
     }
 
     /// Closes the batches: later requests are executed after them.
     pub(super) fn seal(&mut self) {
-        for index in 0..self.batches.len() {
-            let removed = self.batches[index].remove_cancelled();
-            self.removed(Kind::ALL[index], removed);
-            let batch = &mut self.batches[index];
-            if !batch.is_empty() {
-                let sent = batch.write(&mut self.out);
-                self.waiting.push_back(InFlight::Batch(sent));
-            }
-        }
-    }
-
-    /// Accounts for calls that were removed before they were sent.
-    pub(super) fn removed(&mut self, kind: Kind, count: usize) {
-        self.under_way -= count;
-        if kind.is_attempt() {
-            self.attempts.add_permits(count);
-        }
-        if kind == Kind::Vote {
-            // A waiting call records that itself.
-            (0..count).for_each(|_| self.health.cancelled());
+        for batch in self.batches.iter_mut().filter(|batch| !batch.is_empty()) {
+            self.waiting.push_back(InFlight::Batch(batch.write(&mut self.out)));
         }
     }
 
@@ -218,20 +201,16 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_flight::tests::{RELEASE, claims, state};
+    use super::super::in_flight::tests::{RELEASED, ask, claims, state};
     use super::*;
-    use crate::engine::redis::keys::Layout;
-    use crate::model::Claim;
 
     fn take(state: &mut State, claim: &Claim) {
-        let batch = state.batch_for(Kind::Acquire, Some(&claim.owner));
         // The caller waits.
-        std::mem::forget(batch.add_acquisition(&Layout::new("lock:", true), claim));
+        std::mem::forget(ask(state, claim, &Request::Acquire));
     }
 
     fn free(state: &mut State, claim: &Claim) {
-        let batch = state.batch_for(Kind::Release, Some(&claim.owner));
-        drop(batch.add_release(&Layout::new("lock:", true), &RELEASE, claim, Some("process")));
+        drop(ask(state, claim, &RELEASED));
     }
 
     /// Returns the output as its verbs and owners.

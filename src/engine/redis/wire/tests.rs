@@ -99,7 +99,7 @@ async fn the_event_loop_awaits_the_replies_of_its_own_thread() {
     let (cmd, mut calls) = (ping(), Vec::new());
     for (is_elsewhere, is_awaited) in [(true, false), (true, false), (false, true), (true, true)] {
         test_loop.is_elsewhere.store(is_elsewhere, Relaxed);
-        let mut call = Box::pin(wire.call(&cmd));
+        let mut call = Box::pin(wire.call(&cmd, false, None));
         assert!(futures_util::poll!(&mut call).is_pending());
         calls.push(call);
         assert!(replies.are_pending());
@@ -118,7 +118,7 @@ async fn the_calls_of_one_tick_are_written_together_and_answered_in_order() {
         driver: _driver,
     } = setup(ROOM, |_| {});
     let cmd = ping();
-    let mut calls = Box::pin(join_all((0..3).map(|_| wire.call(&cmd))));
+    let mut calls = Box::pin(join_all((0..3).map(|_| wire.call(&cmd, false, None))));
     assert!(futures_util::poll!(&mut calls).is_pending());
     assert!(replies.are_pending());
     let mut bytes = vec![0; 1000];
@@ -137,9 +137,12 @@ async fn a_call_that_is_dropped_in_its_tick_is_never_sent() {
     let mut setup = setup(ROOM, |_| {});
     let (cmd, claim) = (ping(), claims(1).remove(0));
     {
-        let mut call = Box::pin(setup.wire.call(&cmd));
-        let mut attempt = Box::pin(setup.wire.acquire(&claim));
+        let mut call = Box::pin(setup.wire.call(&cmd, false, None));
+        let mut attempt = Box::pin(setup.wire.request(&claim, Request::Acquire));
+        let mut by_script = Box::pin(setup.wire.call(&cmd, false, Some(&|| {})));
         assert!(futures_util::poll!(&mut call).is_pending() && futures_util::poll!(&mut attempt).is_pending());
+        assert!(futures_util::poll!(&mut by_script).is_pending());
+        assert_eq!(setup.wire.attempts.available_permits(), ATTEMPTS - 2);
     }
     setup.wire.caller_left();
     assert_eq!(received(&mut setup.peer).await, "");
@@ -150,9 +153,9 @@ async fn a_call_that_is_dropped_in_its_tick_is_never_sent() {
 async fn asking_and_its_command_are_one_request() {
     let mut setup = setup(8, |_| {});
     let (first, cmd) = (redis::cmd("FIRST"), ping());
-    let mut before = Box::pin(setup.wire.call(&first));
-    let mut dropped = Box::pin(setup.wire.call_asking(&cmd));
-    let mut kept = Box::pin(setup.wire.call_asking(&cmd));
+    let mut before = Box::pin(setup.wire.call(&first, false, None));
+    let mut dropped = Box::pin(setup.wire.call(&cmd, true, None));
+    let mut kept = Box::pin(setup.wire.call(&cmd, true, None));
     for call in [
         &mut before as &mut (dyn Future<Output = _> + Unpin),
         &mut dropped,
@@ -191,12 +194,15 @@ async fn the_end_of_a_connection_rejects_each_call_once_and_later_calls_too() {
         let (sink, claim) = (Arc::<Sink>::default(), claims(1).remove(0));
         let as_sink: Arc<dyn ReplySink> = sink.clone();
         let cmd = ping();
-        let mut call = Box::pin(setup.wire.call(&cmd));
+        let mut call = Box::pin(setup.wire.call(&cmd, false, None));
         assert!(futures_util::poll!(&mut call).is_pending());
         setup.wire.call_to_sink(&as_sink, 0, &cmd);
         tokio::task::yield_now().await;
         // Not sent yet.
-        setup.wire.vote(&as_sink, 3, &claim, "value", 1);
+        let (value, floor) = ("value", 1);
+        setup
+            .wire
+            .request_to_sink(&as_sink, 3, &claim, &Request::Vote { value, floor });
         match ends_here {
             true => setup.wire.end(),
             false => drop(setup.peer),
@@ -204,8 +210,8 @@ async fn the_end_of_a_connection_rejects_each_call_once_and_later_calls_too() {
         assert!(call.await.is_err());
         setup.driver.await.unwrap();
         assert_eq!(sink.0.load(Relaxed), 2);
-        assert!(setup.wire.call(&cmd).await.is_err());
-        assert!(setup.wire.acquire(&claim).await.is_err());
+        assert!(setup.wire.call(&cmd, false, None).await.is_err());
+        assert!(setup.wire.request(&claim, Request::Acquire).await.is_err());
         setup.wire.call_to_sink(&as_sink, 0, &cmd);
         assert_eq!(sink.0.load(Relaxed), 3);
         assert!(!setup.replies.are_pending());
@@ -261,7 +267,10 @@ async fn a_long_reply_is_read_in_parts_and_its_buffer_is_released() {
     let mut setup = setup(ROOM, |_| {});
     let cmd = ping();
     let reply = format!("*2\r\n:1\r\n${}\r\n{}\r\n", 10 * ROOM, "x".repeat(10 * ROOM));
-    let (answer, _) = tokio::join!(setup.wire.call(&cmd), setup.peer.write_all(reply.as_bytes()));
+    let (answer, _) = tokio::join!(
+        setup.wire.call(&cmd, false, None),
+        setup.peer.write_all(reply.as_bytes())
+    );
     assert!(matches!(answer.unwrap(), Value::Array(fields) if fields.len() == 2));
     let state = setup.wire.state();
     assert_eq!((state.input.len(), state.filled), (ROOM, 0));
@@ -298,7 +307,7 @@ async fn requests_that_the_socket_has_not_taken_at_the_end_are_not_sent() {
         let announcements = Arc::<AtomicUsize>::default();
         let mut setup = setup_on(Box::new(Announcing(ours, announcements.clone())), peer, |_| {});
         let cmd = ping();
-        let mut call = Box::pin(setup.wire.call(&cmd));
+        let mut call = Box::pin(setup.wire.call(&cmd, false, None));
         assert!(futures_util::poll!(&mut call).is_pending());
         tokio::task::yield_now().await;
         setup.wire.end();
@@ -317,7 +326,7 @@ async fn a_session_of_tls_1_2_ends_before_rustls_discards_requests() {
     setup.wire.state().tls_records = 2;
     let cmd = ping();
     for is_dead in [false, true] {
-        let (answer, _) = tokio::join!(setup.wire.call(&cmd), setup.peer.write_all(b"+PONG\r\n"));
+        let (answer, _) = tokio::join!(setup.wire.call(&cmd, false, None), setup.peer.write_all(b"+PONG\r\n"));
         answer.unwrap();
         // The next call opens another connection, and those in flight receive their replies.
         assert_eq!(setup.wire.health.is_dead(), is_dead);

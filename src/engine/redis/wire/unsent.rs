@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use redis::RedisResult;
 
-use super::in_flight::{InFlight, SentBatch, Single};
+use super::in_flight::InFlight;
 use super::pipeline::Batch;
+use super::reply_sink::ReplyTo;
 use super::resp;
 use super::state::State;
 
@@ -48,14 +49,17 @@ impl State {
             let (request, rest) = bytes.split_at(length);
             bytes = rest;
             match asked {
-                InFlight::Single(asked) if asked.is_gone() => {
-                    self.under_way -= 1;
-                    if let Single::Sink(handle) = asked {
-                        handle.discard();
-                        self.health.cancelled();
+                InFlight::Single(asked) if asked.is_gone() => self.discard(asked.is_attempt, asked.reply_to),
+                InFlight::Batch(sent) if sent.has_cancelled() => {
+                    let is_attempt = sent.kind.is_attempt();
+                    let (mut batch, left) = Batch::restore(sent, request)?;
+                    for reply_to in left {
+                        self.discard(is_attempt, reply_to);
+                    }
+                    if !batch.is_empty() {
+                        self.waiting.push_back(InFlight::Batch(batch.write(&mut self.out)));
                     }
                 }
-                InFlight::Batch(sent) if sent.has_cancelled() => self.keep_wanted_calls(sent, request)?,
                 asked => {
                     self.out.extend_from_slice(request);
                     self.waiting.push_back(asked);
@@ -65,16 +69,17 @@ impl State {
         Ok(())
     }
 
-    fn keep_wanted_calls(&mut self, sent: SentBatch, request: &[u8]) -> RedisResult<()> {
-        let kind = sent.kind;
-        let mut batch = Batch::restore(sent, request)?;
-        let removed = batch.remove_cancelled();
-        self.removed(kind, removed);
-        if !batch.is_empty() {
-            let sent = batch.write(&mut self.out);
-            self.waiting.push_back(InFlight::Batch(sent));
+    /// Accounts for a call that was removed before it was sent. It receives no reply.
+    fn discard(&mut self, is_attempt: bool, reply_to: ReplyTo) {
+        self.under_way -= 1;
+        if is_attempt {
+            self.attempts.add_permits(1);
         }
-        Ok(())
+        if let ReplyTo::Sink(handle) = reply_to {
+            handle.discard();
+            // A waiting call records that itself.
+            self.health.cancelled();
+        }
     }
 }
 
@@ -85,17 +90,14 @@ mod tests {
     use redis::Value;
     use tokio::sync::oneshot;
 
-    use super::super::in_flight::tests::{claims, state};
-    use super::super::pipeline::Kind;
+    use super::super::call::Request;
+    use super::super::in_flight::Single;
+    use super::super::in_flight::tests::{ask, claims, state};
     use super::super::reply_sink::{ReplyHandle, ReplySink};
     use super::*;
     use crate::clock::Moment;
     use crate::engine::redis::keys::Layout;
     use crate::model::Claim;
-
-    fn layout() -> Layout {
-        Layout::new("lock:", true)
-    }
 
     /// Returns what a state writes for some requests.
     fn output(fill: impl FnOnce(&mut State)) -> String {
@@ -110,10 +112,14 @@ mod tests {
     }
 
     fn one(state: &mut State, word: &str) -> oneshot::Receiver<RedisResult<Value>> {
-        let (sender, reply) = oneshot::channel();
+        let (reply_to, reply) = ReplyTo::call();
         state.seal();
         resp::write(&mut state.out, &[word]);
-        state.wait(Single::Call(sender));
+        let is_attempt = word == "EVALSHA";
+        state.wait(Single {
+            is_attempt,
+            ..Single::new(reply_to)
+        });
         reply
     }
 
@@ -137,31 +143,28 @@ mod tests {
 
     #[test]
     fn an_attempt_is_removed_from_the_commands_that_it_shares_with_others() {
-        for kind in [Kind::Acquire, Kind::Check, Kind::Script] {
+        for request in [Some(Request::Acquire), Some(Request::Check), None] {
             let claims = claims(3);
-            let add = |state: &mut State, claim: &Claim| {
-                let batch = state.batch_for(kind, Some(&claim.owner));
-                match kind {
-                    Kind::Acquire => batch.add_acquisition(&layout(), claim),
-                    Kind::Check => batch.add_check(&layout(), claim),
-                    _ => batch.add_script(redis::cmd("EVALSHA").arg(claim.owner.as_str())),
-                }
+            let add = |state: &mut State, claim: &Claim| match &request {
+                Some(request) => ask(state, claim, request),
+                None => one(state, "EVALSHA"),
             };
             let mut state = state();
             let mut outcomes: Vec<_> = claims.iter().map(|claim| add(&mut state, claim)).collect();
             state.seal();
             drop(outcomes.remove(1));
             state.remove_unsent().unwrap();
+            assert_eq!(state.attempts.available_permits(), 1);
             let expected = output(|state| {
                 // The callers wait.
                 [0, 2]
                     .into_iter()
                     .for_each(|i| std::mem::forget(add(state, &claims[i])));
             });
-            assert_eq!(text(&state), expected, "{kind:?}");
+            assert_eq!(text(&state), expected);
             assert_eq!(
-                (state.waiting[0].commands(), state.under_way),
-                (expected.matches("*").count(), 2)
+                (state.waiting.iter().map(InFlight::commands).sum(), state.under_way),
+                (expected.matches('*').count(), 2)
             );
             drop(outcomes);
             state.remove_unsent().unwrap();
@@ -189,28 +192,21 @@ mod tests {
     #[test]
     fn a_vote_of_an_ended_attempt_is_removed_without_a_reply() {
         let (claims, odd) = (claims(3), Arc::<Odd>::default());
+        let sink = |number| ReplyTo::Sink(ReplyHandle::new(odd.clone(), number));
         let add = |state: &mut State, number: usize| {
             state.health.sent(Moment::now());
-            let batch = state.batch_for(Kind::Vote, Some(&claims[number].owner));
-            batch.add_vote(
-                &layout(),
-                &claims[number],
-                "value",
-                7,
-                ReplyHandle::new(odd.clone(), number),
-            );
+            let (value, floor) = ("value", 7);
+            let request = Request::Vote { value, floor };
+            state.add(&Layout::new("lock:", true), &claims[number], &request, sink(number));
         };
         let tell = |state: &mut State, number: usize| {
             state.seal();
             state.health.sent(Moment::now());
             resp::write(&mut state.out, &["EVALSHA"]);
-            state.wait(Single::Sink(ReplyHandle::new(odd.clone(), number)));
+            state.wait(Single::new(sink(number)));
         };
         let mut state = state();
-        // Before it is put together, and afterwards.
         (0..3).for_each(|number| add(&mut state, number));
-        state.seal();
-        assert_eq!((state.under_way, state.waiting[0].commands()), (2, 6));
         (2..4).for_each(|number| tell(&mut state, number));
         state.remove_unsent().unwrap();
         let expected = output(|state| {

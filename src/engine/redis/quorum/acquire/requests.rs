@@ -27,7 +27,7 @@ use super::round::Round;
 use crate::engine::redis::connection::Connection;
 use crate::engine::redis::connection::records::Record;
 use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
-use crate::engine::redis::wire::ReplySink;
+use crate::engine::redis::wire::{ReplySink, Request};
 use crate::model::{Claim, Fence};
 
 /// The request for the vote of one node.
@@ -91,7 +91,8 @@ impl Round {
             self.claim.mark_sent();
             let first = index * REPLIES;
             if request.is_plain {
-                wire.vote(&sink, first + MGET_REPLY, &self.claim, &self.value, self.floor);
+                let (value, floor) = (&*self.value, self.floor);
+                wire.request_to_sink(&sink, first + MGET_REPLY, &self.claim, &Request::Vote { value, floor });
             } else {
                 if !is_first {
                     // The script has to find the record of an earlier grant by plain commands.

@@ -5,11 +5,10 @@ pub(super) mod pushes;
 pub(super) mod tests;
 
 use redis::{RedisError, RedisResult, Value};
-use tokio::sync::oneshot;
 
-use super::call::{ALONE, Outcome};
+use super::call::ALONE;
 use super::pipeline::Kind;
-use super::reply_sink::ReplyHandle;
+use super::reply_sink::ReplyTo;
 use super::resp::{self, Reader};
 use crate::engine::redis::error::spoils_connection;
 use crate::model::OwnerToken;
@@ -26,129 +25,112 @@ pub(super) enum InFlight {
     Batch(SentBatch),
 }
 
+/// What replies show about the server.
+pub(super) struct Report {
+    /// The number of calls with a sink, which do not record liveness themselves.
+    pub(super) sink_calls: usize,
+    /// The server does not know the script of a batch.
+    pub(super) is_unknown: bool,
+    /// One of the errors: it shows whether the connection is unusable, or whether the user lost a right.
+    pub(super) error: Option<RedisError>,
+}
+
 impl InFlight {
     /// Returns the number of commands, each of which has one reply.
     pub(super) fn commands(&self) -> usize {
         match self {
-            InFlight::Single(Single::Asking(_)) => 2,
-            InFlight::Single(single) if single.has_end_mark() => 2,
-            InFlight::Single(_) => 1,
+            InFlight::Single(single) => 1 + usize::from(single.is_asking) + usize::from(single.has_end_mark()),
             InFlight::Batch(sent) => sent.commands(),
         }
     }
-}
 
-impl From<Single> for InFlight {
-    fn from(single: Single) -> Self {
-        InFlight::Single(single)
+    /// Returns the number of calls.
+    pub(super) fn calls(&self) -> usize {
+        match self {
+            InFlight::Single(_) => 1,
+            InFlight::Batch(sent) => sent.calls.len(),
+        }
+    }
+
+    /// Returns the number of attempts to acquire among them.
+    pub(super) fn attempts(&self) -> usize {
+        match self {
+            InFlight::Single(single) => usize::from(single.is_attempt),
+            InFlight::Batch(sent) if sent.kind.is_attempt() => sent.calls.len(),
+            InFlight::Batch(_) => 0,
+        }
+    }
+
+    /// Passes each reply to its caller.
+    ///
+    /// # Errors
+    /// When the replies cannot be read.
+    pub(super) fn deliver(self, replies: &[u8]) -> RedisResult<Report> {
+        match self {
+            InFlight::Single(single) => single.deliver(replies),
+            InFlight::Batch(sent) => sent.deliver(replies),
+        }
     }
 }
 
-/// The receiver of one reply.
-pub(super) enum Single {
-    /// A call.
-    Call(oneshot::Sender<RedisResult<Value>>),
-    /// A call whose command follows `ASKING`.
-    Asking(oneshot::Sender<RedisResult<Value>>),
-    /// A command about a subscription. Its reply is a push of this name, or an error. [`UNSUBSCRIBE_SHARD`] is followed by [`END_MARK`].
-    Subscription {
-        verb: &'static str,
-        name: String,
-        reply: oneshot::Sender<RedisResult<Value>>,
-    },
-    Sink(ReplyHandle),
+/// A command with one reply.
+pub(super) struct Single {
+    pub(super) reply_to: ReplyTo,
+    /// It follows `ASKING`.
+    pub(super) is_asking: bool,
+    /// It is an attempt to acquire, whose number is limited.
+    pub(super) is_attempt: bool,
+    /// For a command about a subscription: the command and the channel. Its reply is a push with these names, or an error.
+    /// [`UNSUBSCRIBE_SHARD`] is followed by [`END_MARK`].
+    pub(super) subscription: Option<(&'static str, String)>,
 }
 
 impl Single {
+    pub(super) fn new(reply_to: ReplyTo) -> Self {
+        Single {
+            reply_to,
+            is_asking: false,
+            is_attempt: false,
+            subscription: None,
+        }
+    }
+
     /// Whether the caller was dropped, or does not need the request any more.
     pub(super) fn is_gone(&self) -> bool {
-        match self {
-            Single::Call(reply) | Single::Asking(reply) => reply.is_closed(),
-            // The state of a subscription on the server has to be known.
-            Single::Subscription { .. } => false,
-            Single::Sink(handle) => handle.is_cancelled(),
-        }
+        // The state of a subscription on the server has to be known.
+        self.subscription.is_none() && self.reply_to.is_gone()
     }
 
     /// Whether a second command follows, whose reply marks the end of the request. A node that ends a subscription itself sends the push
     /// that would be the reply, and then an error as the reply.
     pub(super) fn has_end_mark(&self) -> bool {
-        matches!(self, Single::Subscription { verb, .. } if *verb == UNSUBSCRIBE_SHARD)
+        matches!(self.subscription, Some((UNSUBSCRIBE_SHARD, _)))
     }
 
-    pub(super) fn is_of_sink(&self) -> bool {
-        matches!(self, Single::Sink(_))
-    }
-
-    /// Returns the one of its replies that its caller receives.
-    pub(super) fn reply_of<'r>(&self, replies: &'r [u8]) -> RedisResult<&'r [u8]> {
+    fn deliver(self, replies: &[u8]) -> RedisResult<Report> {
         let mut replies = Reader::new(replies);
-        if let Single::Asking(_) = self {
+        if self.is_asking {
             replies.skip(1)?;
         }
         // With an end mark: the error, or else the reply to the end mark.
-        replies.next()
-    }
-
-    /// Passes on the reply.
-    pub(super) fn deliver(self, reply: Value) {
-        match self {
-            Single::Call(sender) | Single::Asking(sender) | Single::Subscription { reply: sender, .. } => {
-                // The caller may have been dropped.
-                let _ = sender.send(Ok(reply));
-            }
-            Single::Sink(handle) => handle.send(reply.extract_error()),
-        }
+        let reply = resp::value(replies.next()?)?;
+        let report = Report {
+            sink_calls: usize::from(self.reply_to.is_sink()),
+            is_unknown: false,
+            error: match &reply {
+                Value::ServerError(error) => Some(error.clone().into()),
+                _ => None,
+            },
+        };
+        self.reply_to.deliver(Ok(reply));
+        Ok(report)
     }
 }
 
-/// The receiver of the outcome for one name.
-pub(super) enum ReplyTo {
-    Call(oneshot::Sender<RedisResult<Outcome>>),
-    /// The release of a quorum.
-    Release(ReplyHandle),
-    /// The vote of a quorum: its four replies, or an error for the last of them.
-    Vote(ReplyHandle),
-}
-
+/// A call that shares commands with others.
 pub(super) struct BatchedCall {
-    /// `None` for a command of the caller.
-    pub(super) owner: Option<OwnerToken>,
+    pub(super) owner: OwnerToken,
     pub(super) reply_to: ReplyTo,
-}
-
-impl BatchedCall {
-    /// Whether the caller was dropped, or does not need the request any more.
-    pub(super) fn is_gone(&self) -> bool {
-        match &self.reply_to {
-            ReplyTo::Call(sender) => sender.is_closed(),
-            ReplyTo::Release(handle) | ReplyTo::Vote(handle) => handle.is_cancelled(),
-        }
-    }
-
-    /// Drops the request without a reply.
-    pub(super) fn discard(self) {
-        if let ReplyTo::Release(handle) | ReplyTo::Vote(handle) = self.reply_to {
-            handle.discard();
-        }
-    }
-
-    fn owner(&self) -> Option<&[u8]> {
-        self.owner.as_ref().map(|owner| owner.as_str().as_bytes())
-    }
-
-    fn deliver(self, outcome: RedisResult<Outcome>) {
-        match (self.reply_to, outcome) {
-            (ReplyTo::Call(sender), outcome) => {
-                // The caller may have been dropped.
-                let _ = sender.send(outcome);
-            }
-            (ReplyTo::Release(handle), Ok(Outcome::Released(answer))) => handle.send(Ok(Value::Int(answer))),
-            (ReplyTo::Release(handle), Err(error)) => handle.send(Err(error)),
-            // Dropped: the sink receives an error.
-            _ => {}
-        }
-    }
 }
 
 /// A batch that was sent.
@@ -157,54 +139,24 @@ pub(super) struct SentBatch {
     pub(super) calls: Vec<BatchedCall>,
 }
 
-/// What the replies to a batch show about the server.
-pub(super) struct BatchReport {
-    /// The number of calls with a sink, which do not record liveness themselves.
-    pub(super) sink_calls: usize,
-    /// The server does not know the script.
-    pub(super) is_unknown: bool,
-    /// One of the errors: it shows whether the connection is unusable, or whether the user lost a right.
-    pub(super) error: Option<RedisError>,
-}
-
 impl SentBatch {
-    /// Returns the number of calls.
-    pub(super) fn calls(&self) -> usize {
-        self.calls.len()
-    }
-
-    /// Whether a call in it has to be removed while it is unsent.
+    /// Whether a call in it has to be removed while it is unsent. A release is sent in any case.
     pub(super) fn has_cancelled(&self) -> bool {
-        self.kind.is_cancellable() && self.calls.iter().any(BatchedCall::is_gone)
+        self.kind != Kind::Release && self.calls.iter().any(|call| call.reply_to.is_gone())
     }
 
-    /// Returns the number of attempts to acquire among them.
-    pub(super) fn attempts(&self) -> usize {
-        if self.kind.is_attempt() { self.calls.len() } else { 0 }
-    }
-
-    /// Returns the number of commands, each of which has one reply.
-    pub(super) fn commands(&self) -> usize {
+    fn commands(&self) -> usize {
         let count = self.calls.len();
         match self.kind {
             Kind::Check | Kind::Release => 1,
-            Kind::Script => count,
             Kind::Acquire => count + 3,
             Kind::Vote => 2 * count + 2,
         }
     }
 
-    /// Passes each outcome to its caller.
-    ///
-    /// # Errors
-    /// When the replies cannot be read.
-    pub(super) fn deliver(self, replies: &[u8]) -> RedisResult<BatchReport> {
-        let sink_calls = self
-            .calls
-            .iter()
-            .filter(|call| !matches!(call.reply_to, ReplyTo::Call(_)))
-            .count();
-        let mut report = BatchReport {
+    fn deliver(self, replies: &[u8]) -> RedisResult<Report> {
+        let sink_calls = self.calls.iter().filter(|call| call.reply_to.is_sink()).count();
+        let mut report = Report {
             sink_calls,
             is_unknown: false,
             error: None,
@@ -214,13 +166,6 @@ impl SentBatch {
             Kind::Check => deliver_checks(self.calls, replies.next()?)?,
             Kind::Acquire => deliver_acquisitions(self.calls, &mut replies)?,
             Kind::Vote => report.error = deliver_votes(self.calls, &mut replies)?,
-            Kind::Script => {
-                for call in self.calls {
-                    let answer = resp::value(replies.next()?)?.extract_error();
-                    report.error = report.error.or_else(|| answer.as_ref().err().cloned());
-                    call.deliver(answer.map(Outcome::Answer));
-                }
-            }
             Kind::Release => {
                 report.error = deliver_releases(self.calls, resp::value(replies.next()?)?)?;
                 let unknown = redis::ServerErrorKind::NoScript.into();
@@ -253,8 +198,8 @@ fn deliver_checks(calls: Vec<BatchedCall>, reply: &[u8]) -> RedisResult<()> {
     for call in calls {
         // Not where the reply is an error: the missing right may concern one of the names only.
         let holder = resp::bulk(holders.next()?);
-        let is_held = holder.is_some_and(|holder| !call.owner().is_some_and(|owner| holder.starts_with(owner)));
-        call.deliver(Ok(if is_held { Outcome::Held } else { Outcome::NotHeld }));
+        let is_held = holder.is_some_and(|holder| !holder.starts_with(call.owner.as_str().as_bytes()));
+        call.reply_to.deliver(Ok(Value::Boolean(is_held)));
     }
     Ok(())
 }
@@ -275,26 +220,17 @@ fn deliver_acquisitions(calls: Vec<BatchedCall>, replies: &mut Reader<'_>) -> Re
             Value::Int(last) => Value::Int(last - count + number),
             other => other.clone(),
         };
-        let outcome = match (&queued, &fence) {
-            (Value::Int(queued), Value::Int(fence))
-                if resp::is_nil(held) && resp::bulk(holder).is_some_and(|holder| call.owner() == Some(holder)) =>
-            {
-                Ok(Outcome::Acquired {
-                    fence: *fence,
-                    queued: *queued > 0,
-                })
-            }
-            _ => match resp::value(held)? {
+        let is_acquired = queued == Value::Int(0)
+            && matches!(fence, Value::Int(_))
+            && resp::is_nil(held)
+            && resp::bulk(holder) == Some(call.owner.as_str().as_bytes());
+        call.reply_to.deliver(match is_acquired {
+            true => Ok(fence),
+            false => match resp::value(held)? {
                 Value::ServerError(error) => Err(error.into()),
-                held => Ok(Outcome::Replies(Box::new([
-                    queued.clone(),
-                    held,
-                    fence,
-                    resp::value(holder)?,
-                ]))),
+                held => Ok(Value::Array(vec![queued.clone(), held, fence, resp::value(holder)?])),
             },
-        };
-        call.deliver(outcome);
+        });
     }
     Ok(())
 }
@@ -320,7 +256,7 @@ fn deliver_votes(calls: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResu
     for call in calls {
         let (taken, counted) = (replies.next()?, replies.next()?);
         let holder = holders.next()?;
-        let ReplyTo::Vote(handle) = call.reply_to else {
+        let ReplyTo::Sink(handle) = call.reply_to else {
             continue;
         };
         let mut read = |reply| -> RedisResult<RedisResult<Value>> {
@@ -346,14 +282,14 @@ fn deliver_releases(calls: Vec<BatchedCall>, answer: Value) -> RedisResult<Optio
         Value::Int(freed) if freed == calls.len() as i64 => {
             calls
                 .into_iter()
-                .for_each(|call| call.deliver(Ok(Outcome::Released(1))));
+                .for_each(|call| call.reply_to.deliver(Ok(Value::Int(1))));
         }
         Value::Array(answers) if answers.len() == calls.len() => {
             for (call, answer) in calls.into_iter().zip(answers) {
-                let Value::Int(answer) = answer else {
+                if !matches!(answer, Value::Int(_)) {
                     return Err(resp::nonsense());
-                };
-                call.deliver(Ok(Outcome::Released(answer)));
+                }
+                call.reply_to.deliver(Ok(answer));
             }
         }
         Value::ServerError(error) => {
@@ -361,8 +297,8 @@ fn deliver_releases(calls: Vec<BatchedCall>, answer: Value) -> RedisResult<Optio
             // One of the names may be the cause, or the script is unknown.
             let is_shared = calls.len() > 1 || error.kind() == redis::ServerErrorKind::NoScript.into();
             for call in calls {
-                call.deliver(if is_shared {
-                    Ok(Outcome::Released(ALONE))
+                call.reply_to.deliver(if is_shared {
+                    Ok(Value::Int(ALONE))
                 } else {
                     Err(error.clone())
                 });

@@ -40,7 +40,7 @@ impl Push {
 impl Single {
     /// Whether a push is the reply to this request.
     fn is_answered_by(&self, push: &[u8]) -> bool {
-        let (Single::Subscription { verb, name, .. }, Some(mut fields)) = (self, Reader::elements(push)) else {
+        let (Some((verb, name)), Some(mut fields)) = (&self.subscription, Reader::elements(push)) else {
             return false;
         };
         let mut next = || fields.next().ok().and_then(resp::bulk);
@@ -88,14 +88,12 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
-
-    use super::super::super::pipeline::Kind;
+    use super::super::super::call::Request;
+    use super::super::super::reply_sink::ReplyTo;
     use super::super::UNSUBSCRIBE_SHARD;
-    use super::super::tests::{claims, state};
+    use super::super::tests::{ask, claims, state};
     use super::*;
     use crate::engine::redis::error::broken;
-    use crate::engine::redis::keys::Layout;
 
     /// Pushes of other shapes.
     const STRANGE: &str = ">1\r\n$7\r\nmessage\r\n>0\r\n>2\r\n$7\r\nmessage\r\n$2\r\nto\r\n\
@@ -115,9 +113,13 @@ mod tests {
         std::mem::take(&mut state.pushes).into_iter().map(text).collect()
     }
 
+    fn call() -> Single {
+        Single::new(ReplyTo::call().0)
+    }
+
     fn subscription(verb: &'static str) -> Single {
-        let (reply, name) = (oneshot::channel().0, "to".to_owned());
-        Single::Subscription { verb, name, reply }
+        let subscription = Some((verb, "to".to_owned()));
+        Single { subscription, ..call() }
     }
 
     /// Reads replies that arrive in two parts. Returns those to each request.
@@ -155,11 +157,10 @@ mod tests {
         for cut in 0..=stream.len() {
             let mut state = state();
             for claim in &claims {
-                let batch = state.batch_for(Kind::Acquire, Some(&claim.owner));
-                std::mem::forget(batch.add_acquisition(&Layout::new("lock:", true), claim));
+                std::mem::forget(ask(&mut state, claim, &Request::Acquire));
             }
             state.seal();
-            state.wait(Single::Call(oneshot::channel().0));
+            state.wait(call());
             let (first, second) = stream.as_bytes().split_at(cut);
             let answered = read(&mut state, [first, second]).unwrap();
             assert_eq!(answered, [parts.concat(), "+PONG\r\n".to_owned()], "{cut}");
@@ -207,9 +208,9 @@ mod tests {
             let stream = [ended, "+PONG\r\n", &message("1"), &replies, "+PONG\r\n"].concat();
             for cut in 0..=stream.len() {
                 let mut state = state();
-                state.wait(Single::Call(oneshot::channel().0));
+                state.wait(call());
                 state.wait(subscription(UNSUBSCRIBE_SHARD));
-                state.wait(Single::Call(oneshot::channel().0));
+                state.wait(call());
                 let (first, second) = stream.as_bytes().split_at(cut);
                 let answered = read(&mut state, [first, second]).unwrap();
                 assert_eq!(answered, ["+PONG\r\n", &answer, "+PONG\r\n"], "{cut}");

@@ -1,8 +1,9 @@
 use std::sync::{Arc, Mutex};
 
-use super::super::call::BatchRelease;
-use super::super::pipeline::Batch;
-use super::super::reply_sink::ReplySink;
+use tokio::sync::oneshot::Receiver;
+
+use super::super::call::{BatchRelease, Request};
+use super::super::reply_sink::{ReplyHandle, ReplySink};
 use super::super::state::{Opened, State};
 use super::*;
 use crate::engine::core::stream::Replies;
@@ -51,23 +52,33 @@ fn bulk(text: &str) -> String {
     format!("${}\r\n{text}\r\n", text.len())
 }
 
-type Outcomes = Vec<oneshot::Receiver<RedisResult<Outcome>>>;
+type Outcome = Receiver<RedisResult<Value>>;
 
-fn sent(
-    kind: Kind,
-    claims: &[Claim],
-    mut add: impl FnMut(&mut Batch, &Layout, &Claim) -> oneshot::Receiver<RedisResult<Outcome>>,
-) -> (SentBatch, Outcomes) {
-    let (mut batch, layout, mut out) = (Batch::new(kind), Layout::new("lock:", true), Vec::new());
-    let outcomes = claims.iter().map(|claim| add(&mut batch, &layout, claim)).collect();
-    assert!(batch.size() > 0);
-    let sent = batch.write(&mut out);
-    assert!(batch.is_empty() && batch.size() == 0);
-    (sent, outcomes)
+/// The release of a waiter.
+pub(in super::super) const RELEASED: Request<'static> = Request::Release {
+    release: &RELEASE,
+    more: Some("process"),
+};
+
+/// Adds the request of a call to a batch.
+pub(in super::super) fn ask(state: &mut State, claim: &Claim, request: &Request<'_>) -> Outcome {
+    let (reply_to, outcome) = ReplyTo::call();
+    state.add(&Layout::new("lock:", true), claim, request, reply_to);
+    outcome
+}
+
+/// Returns the batch of these requests.
+fn sent(claims: &[Claim], request: &Request<'_>) -> (InFlight, Vec<Outcome>) {
+    let mut state = state();
+    let outcomes = claims.iter().map(|claim| ask(&mut state, claim, request)).collect();
+    assert!(state.unsealed() > 0);
+    state.seal();
+    assert_eq!((state.unsealed(), state.waiting.len()), (0, 1));
+    (state.waiting.pop_front().unwrap(), outcomes)
 }
 
 /// However the stream is cut, no outcome is passed on before all replies are there.
-fn whole(sent: &SentBatch, replies: &str) -> usize {
+fn whole(sent: &InFlight, replies: &str) -> usize {
     let stream = format!("{replies}:1\r\n");
     for cut in 0..replies.len() {
         let length = resp::length_of(&stream.as_bytes()[..cut], sent.commands());
@@ -81,9 +92,7 @@ fn whole(sent: &SentBatch, replies: &str) -> usize {
 #[test]
 fn each_of_many_has_its_own_token_and_outcome() {
     let claims = claims(4);
-    let (sent, mut outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| {
-        batch.add_acquisition(layout, claim)
-    });
+    let (sent, mut outcomes) = sent(&claims, &Request::Acquire);
     assert_eq!(sent.calls(), 4);
     let owner = |i: usize| claims[i].owner.as_str();
     let replies = [
@@ -97,19 +106,11 @@ fn each_of_many_has_its_own_token_and_outcome() {
     let report = sent.deliver(replies.as_bytes()).unwrap();
     assert!(report.sink_calls == 0 && !report.is_unknown && report.error.is_none());
     let mut outcome = |i: usize| outcomes[i].try_recv().unwrap();
-    assert!(matches!(
-        outcome(0),
-        Ok(Outcome::Acquired {
-            fence: 1_763_000_000_000_001,
-            queued: false
-        })
-    ));
-    let Ok(Outcome::Replies(busy)) = outcome(1) else {
-        panic!()
-    };
+    assert_eq!(outcome(0), Ok(Value::Int(1_763_000_000_000_001)));
+    let Ok(Value::Array(busy)) = outcome(1) else { panic!() };
     assert_eq!(busy[1], Value::BulkString(b"somebody".to_vec()));
     assert!(outcome(2).is_err());
-    let Ok(Outcome::Replies(displaced)) = outcome(3) else {
+    let Ok(Value::Array(displaced)) = outcome(3) else {
         panic!()
     };
     assert_eq!(displaced[1..3], [Value::Nil, Value::Int(1_763_000_000_000_004)]);
@@ -119,27 +120,23 @@ fn each_of_many_has_its_own_token_and_outcome() {
 #[test]
 fn an_error_for_all_is_an_answer_for_each() {
     let claims = claims(2);
-    let (sent, mut outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| {
-        batch.add_acquisition(layout, claim)
-    });
+    let (sent, mut outcomes) = sent(&claims, &Request::Acquire);
     let replies = "-NOPERM a\r\n$-1\r\n$-1\r\n-NOPERM b\r\n-NOPERM c\r\n";
     whole(&sent, replies);
     sent.deliver(replies.as_bytes()).unwrap();
     for outcome in &mut outcomes {
-        let Ok(Ok(Outcome::Replies(replies))) = outcome.try_recv() else {
+        let Ok(Ok(Value::Array(replies))) = outcome.try_recv() else {
             panic!()
         };
         assert!(matches!(
-            *replies,
+            replies[..],
             [Value::Nil, Value::Nil, Value::ServerError(_), Value::Nil]
         ));
     }
-    let (sent, mut outcomes) = self::sent(Kind::Check, &claims, |batch, layout, claim| {
-        batch.add_check(layout, claim)
-    });
+    let (sent, mut outcomes) = self::sent(&claims, &Request::Check);
     sent.deliver(b"-NOPERM a\r\n").unwrap();
     for outcome in &mut outcomes {
-        assert!(matches!(outcome.try_recv(), Ok(Ok(Outcome::NotHeld))));
+        assert_eq!(outcome.try_recv().unwrap(), Ok(Value::Boolean(false)));
     }
 }
 
@@ -153,15 +150,13 @@ fn a_release_that_fails_is_tried_by_itself_unless_it_was() {
         (1, "-NOSCRIPT x\r\n", [Some(ALONE), None]),
     ] {
         let claims = claims(count);
-        let (sent, mut outcomes) = sent(Kind::Release, &claims, |batch, layout, claim| {
-            batch.add_release(layout, &RELEASE, claim, None)
-        });
+        let (sent, mut outcomes) = sent(&claims, &RELEASED);
         whole(&sent, reply);
         let report = sent.deliver(reply.as_bytes()).unwrap();
         assert_eq!(report.is_unknown, reply.starts_with("-NOSCRIPT"));
         for (outcome, expected) in outcomes.iter_mut().zip(expected) {
             match outcome.try_recv().unwrap() {
-                Ok(Outcome::Released(answer)) => assert_eq!(Some(answer), expected, "{reply}"),
+                Ok(Value::Int(answer)) => assert_eq!(Some(answer), expected, "{reply}"),
                 other => assert!(expected.is_none() && other.is_err(), "{reply}"),
             }
         }
@@ -180,18 +175,17 @@ impl ReplySink for Received {
 #[test]
 fn a_vote_receives_each_reply_in_order_or_an_error() {
     let claims = claims(2);
-    let (mut batch, layout, mut out) = (Batch::new(Kind::Vote), Layout::new("lock:", true), Vec::new());
+    let (mut state, layout) = (state(), Layout::new("lock:", true));
     let received: Arc<Received> = Arc::default();
-    for (claim, first) in claims.iter().zip([10, 20]) {
-        batch.add_vote(
-            &layout,
-            claim,
-            "value",
-            7,
-            ReplyHandle::new(received.clone(), first + 3),
-        );
-    }
-    let sent = batch.write(&mut out);
+    let (value, floor) = ("value", 7);
+    let vote = |state: &mut State, claim: &Claim, last: usize| {
+        let reply_to = ReplyTo::Sink(ReplyHandle::new(received.clone(), last));
+        state.add(&layout, claim, &Request::Vote { value, floor }, reply_to);
+    };
+    vote(&mut state, &claims[0], 13);
+    vote(&mut state, &claims[1], 23);
+    state.seal();
+    let sent = state.waiting.pop_front().unwrap();
     let replies = "$-1\r\n:1\r\n-READONLY x\r\n:0\r\n*0\r\n*2\r\n$5\r\nvalue\r\n$-1\r\n";
     whole(&sent, replies);
     let report = sent.deliver(replies.as_bytes()).unwrap();
@@ -207,8 +201,8 @@ fn a_vote_receives_each_reply_in_order_or_an_error() {
     );
     assert_eq!(replies[4..], [None, Some(Value::Int(0)), Some(time), Some(Value::Nil)]);
 
-    batch.add_vote(&layout, &claims[0], "value", 7, ReplyHandle::new(received.clone(), 3));
-    drop(batch);
+    vote(&mut state, &claims[0], 3);
+    drop(state);
     let replies_received = std::mem::take(&mut *received.0.lock().unwrap());
     assert!(matches!(replies_received[..], [(3, Err(_))]));
 }
@@ -217,14 +211,10 @@ fn a_vote_receives_each_reply_in_order_or_an_error() {
 fn replies_that_make_no_sense_are_an_error() {
     let claims = claims(2);
     for replies in [":3\r\n", "*1\r\n:1\r\n", "*2\r\n:1\r\n+OK\r\n", "$-1\r\n"] {
-        let (sent, mut outcomes) = sent(Kind::Release, &claims, |batch, layout, claim| {
-            batch.add_release(layout, &RELEASE, claim, None)
-        });
+        let (sent, mut outcomes) = sent(&claims, &RELEASED);
         assert!(sent.deliver(replies.as_bytes()).is_err(), "{replies}");
         assert!(outcomes[1].try_recv().is_err(), "{replies}: no outcome is delivered");
     }
-    let (sent, _outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| {
-        batch.add_acquisition(layout, claim)
-    });
+    let (sent, _outcomes) = sent(&claims, &Request::Acquire);
     assert!(sent.deliver(b":0\r\n$-1\r\n$-1\r\n:9\r\n*1\r\n$1\r\nx\r\n").is_err());
 }
