@@ -43,6 +43,11 @@ struct Topic {
 pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>, Replies);
 
 impl Topic {
+    /// Whether it has receivers, and the connection is not subscribed to it.
+    fn is_unconfirmed(&self, generation: u64) -> bool {
+        self.notifications.receiver_count() > 0 && self.confirmed.load(Ordering::Relaxed) != generation
+    }
+
     fn notify(&self, message: &[u8]) {
         match &self.handler {
             Some(handler) => handler(message),
@@ -66,22 +71,20 @@ impl Topics {
         self.lock().is_empty()
     }
 
+    fn find(&self, channel: &[u8]) -> Option<Arc<Topic>> {
+        self.lock().get(std::str::from_utf8(channel).ok()?).cloned()
+    }
+
     /// Passes a message on to the receivers of a channel.
     pub(in super::super) fn notify(&self, channel: &[u8], message: &[u8]) {
-        if let Some(topic) = std::str::from_utf8(channel)
-            .ok()
-            .and_then(|channel| self.lock().get(channel).cloned())
-        {
+        if let Some(topic) = self.find(channel) {
             topic.notify(message);
         }
     }
 
     /// Records that a node has ended a subscription, on request or on its own.
     pub(in super::super) fn end(&self, channel: &[u8]) {
-        if let Some(topic) = std::str::from_utf8(channel)
-            .ok()
-            .and_then(|channel| self.lock().get(channel).cloned())
-        {
+        if let Some(topic) = self.find(channel) {
             topic.ended.fetch_add(1, Ordering::Relaxed);
             topic.confirmed.store(0, Ordering::Relaxed);
         }
@@ -131,17 +134,9 @@ impl Topics {
 
     /// Returns the channels with receivers to which a connection is not subscribed.
     fn unconfirmed(&self, generation: u64) -> Vec<Arc<Topic>> {
-        let mut topics = self.wanted();
-        topics.retain(|topic| topic.confirmed.load(Ordering::Relaxed) != generation);
-        topics
-    }
-
-    fn wanted(&self) -> Vec<Arc<Topic>> {
-        self.lock()
-            .values()
-            .filter(|topic| topic.notifications.receiver_count() > 0)
-            .cloned()
-            .collect()
+        let topics = self.lock();
+        let unconfirmed = topics.values().filter(|topic| topic.is_unconfirmed(generation));
+        unconfirmed.cloned().collect()
     }
 }
 
@@ -176,8 +171,9 @@ impl Link {
         if self.topics.is_idle(&topic) {
             // A connection that is being opened may have subscribed. Without a connection there is nothing to end.
             if let Some(connection) = self.existing().await {
-                let ended = self.in_time(&connection, self.leave(&connection, &topic)).await;
-                if let Err(failure) = ended {
+                let verb = if self.sharded { UNSUBSCRIBE_SHARD } else { "UNSUBSCRIBE" };
+                let left = connection.wire.change_subscription(verb, &topic.channel);
+                if let Err(failure) = self.in_time(&connection, left).await {
                     tracing::debug!(%failure, channel = &*topic.channel, "could not unsubscribe");
                 }
             }
@@ -189,7 +185,7 @@ impl Link {
 
     /// Subscribes a new connection to all channels with receivers.
     pub(in super::super) async fn resubscribe(&self, connection: &Connection) -> RedisResult<()> {
-        let topics = self.topics.wanted();
+        let topics = self.topics.unconfirmed(connection.generation);
         match self.enter(connection, &topics).await {
             Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
             // The subscriber of a slot's channel searches for the node that serves the slot now.
@@ -214,19 +210,17 @@ impl Link {
 
     /// Subscribes again to the channels that the server refused, and wakes their receivers: messages were lost.
     pub(super) async fn subscribe_refused(self: &Arc<Self>, connection: &Arc<Connection>) {
-        if self.is_subscribed_on(connection.generation) {
+        if self.sharded {
             return;
         }
         for topic in self.topics.unconfirmed(connection.generation) {
             let _turn = topic.turn.lock().await;
             // Another call may have subscribed or unsubscribed meanwhile.
-            let unconfirmed = self.topics.unconfirmed(connection.generation);
-            if !unconfirmed.iter().any(|other| Arc::ptr_eq(other, &topic)) {
-                continue;
-            }
-            let entered = self.in_time(connection, self.enter(connection, std::slice::from_ref(&topic)));
-            if entered.await.is_ok() {
-                topic.notify(b"");
+            if topic.is_unconfirmed(connection.generation) {
+                let entered = self.in_time(connection, self.enter(connection, std::slice::from_ref(&topic)));
+                if entered.await.is_ok() {
+                    topic.notify(b"");
+                }
             }
         }
     }
@@ -256,11 +250,6 @@ impl Link {
         outcomes.into_iter().collect()
     }
 
-    async fn leave(&self, connection: &Connection, topic: &Topic) -> RedisResult<()> {
-        let verb = if self.sharded { UNSUBSCRIBE_SHARD } else { "UNSUBSCRIBE" };
-        connection.wire.change_subscription(verb, &topic.channel).await
-    }
-
     /// Waits for the reply within the limit, because others may wait for the lock.
     async fn in_time(
         self: &Arc<Self>,
@@ -268,10 +257,8 @@ impl Link {
         reply: impl Future<Output = RedisResult<()>>,
     ) -> Result<(), Failure> {
         let exchange = self.exchange(connection, reply);
-        match tokio::time::timeout(self.limit(), exchange).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)).into()),
-        }
+        let outcome = tokio::time::timeout(self.limit(), exchange).await;
+        outcome.unwrap_or(Err(Failure::timed_out()))
     }
 }
 
