@@ -1,11 +1,9 @@
 //! One call on the connection, from sending to the reply.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 
-use super::liveness::Health;
 use super::{Connection, Link};
 use crate::clock::Moment;
 use crate::engine::redis::error::{Failure, at, spoils_connection};
@@ -112,16 +110,17 @@ impl Link {
         connection: &Arc<Connection>,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
-        let left = |is_lost| {
-            // Also where the connection is replaced: it lives on while other callers wait for late replies.
-            connection.wire.caller_left();
-            if is_lost {
-                self.lose(connection.generation);
-            }
+        let sent = Moment::now();
+        connection.health.sent(sent);
+        let mut waiting = Waiting {
+            link: self,
+            connection,
+            sent,
+            is_answered: false,
         };
-        let reply = Waiting::on(&connection.health, self.silence_limit(), left)
-            .until(reply)
-            .await;
+        let reply = reply.await;
+        waiting.is_answered = true;
+        drop(waiting);
         if reply.as_ref().is_err_and(spoils_connection) {
             self.lose(connection.generation);
         }
@@ -130,41 +129,24 @@ impl Link {
 }
 
 /// A call that waits for its reply. If it is dropped without one, the connection may be replaced.
-struct Waiting<'a, F: Fn(bool)> {
-    health: &'a Health,
-    silence_limit: Duration,
-    /// Called when the caller is dropped without a reply; `true`: the connection should be replaced.
-    left: F,
+struct Waiting<'a> {
+    link: &'a Arc<Link>,
+    connection: &'a Connection,
     sent: Moment,
-    answered: bool,
+    is_answered: bool,
 }
 
-impl<'a, F: Fn(bool)> Waiting<'a, F> {
-    fn on(health: &'a Health, silence_limit: Duration, left: F) -> Self {
-        let sent = Moment::now();
-        health.sent(sent);
-        Waiting {
-            health,
-            silence_limit,
-            left,
-            sent,
-            answered: false,
-        }
-    }
-
-    async fn until<T>(mut self, reply: impl Future<Output = T>) -> T {
-        let reply = reply.await;
-        self.answered = true;
-        reply
-    }
-}
-
-impl<F: Fn(bool)> Drop for Waiting<'_, F> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if self.answered {
-            self.health.replied(Some(self.sent.elapsed()));
-        } else {
-            (self.left)(self.health.dropped(self.sent, self.silence_limit));
+        let health = &self.connection.health;
+        if self.is_answered {
+            return health.replied(Some(self.sent.elapsed()));
+        }
+        let is_lost = health.dropped(self.sent, self.link.silence_limit());
+        // Also where the connection is replaced: it lives on while other callers wait for late replies.
+        self.connection.wire.caller_left();
+        if is_lost {
+            self.link.lose(self.connection.generation);
         }
     }
 }
