@@ -12,33 +12,21 @@ impl RedisEngine {
     /// Makes one attempt for each claim. Claims whose names are in one slot share a pipeline. A claim over several slots
     /// makes its attempt alone.
     pub(in super::super) async fn acquire_in_order(&self, claims: &[&Claim], answer: &mut Answers<'_, Acquired>) {
-        let mut at = 0;
+        let (mut at, mut tried) = (0, None);
         while at < claims.len() {
             let rest = &claims[at..];
             let count = rest.iter().take_while(|claim| self.parts(claim).is_none()).count();
             let slot = self.slot(&rest[0].keys()[0]);
-            if count < 2 || self.waiters.channel(slot).is_none() {
-                // The first attempt goes alone and opens this process's channel if the name is busy.
+            // The first attempt goes alone and opens this process's channel if the name is busy.
+            if count < 2 || self.waiters.channel(slot).is_none() && tried.replace(slot) != Some(slot) {
                 answer(at, self.try_once(rest[0]).await);
                 at += 1;
-                if count < 2 {
-                    continue;
-                }
-                if let Err(failure) = self.waiters.listening(slot).await {
-                    (1..count).for_each(|i| answer(at - 1 + i, Err(failure.clone().during("acquire"))));
-                    at += count - 1;
-                }
                 continue;
             }
-            for (index, acquired) in self
-                .acquire_together(&rest[..count], slot)
-                .await
-                .into_iter()
-                .enumerate()
-            {
-                answer(at + index, acquired.map_err(|failure| failure.during("acquire")));
+            for acquired in self.acquire_together(&rest[..count], slot).await {
+                answer(at, acquired.map_err(|failure| failure.during("acquire")));
+                at += 1;
             }
-            at += count;
         }
     }
 
