@@ -84,6 +84,11 @@ impl Layout {
         self.counts.then_some(LAST)
     }
 
+    /// Returns how long a fence companion outlasts a release, in ms. 0: it goes with it.
+    pub(super) fn fences_outlast(&self) -> u64 {
+        if self.counts { 0 } else { FENCE_KEPT_MS }
+    }
+
     /// Replaces `out` by the lock key of a name.
     pub(super) fn lock(&self, name: &str, out: &mut String) {
         out.clear();

@@ -55,31 +55,29 @@ impl RedisEngine {
     /// Reads one name.
     pub(in super::super) async fn inspect_name(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         self.write_records();
-        let is_unrecorded = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.unrecorded);
-        let seen = read_until_recorded(|| self.read(name), is_unrecorded).await?;
-        Ok(seen.map(|seen| seen.info))
+        let is_unrecorded = |seen: &Option<LockInfo>| seen.as_ref().is_some_and(|info| self.is_unrecorded(info));
+        read_until_recorded(|| self.read(name), is_unrecorded).await
     }
 
-    async fn read(&self, name: &str) -> Result<Option<Seen>, Failure> {
+    /// Whether it looks like a lock of this engine, and has no record (yet).
+    fn is_unrecorded(&self, info: &LockInfo) -> bool {
+        self.counts && info.fence.is_none() && info.holder.is_some()
+    }
+
+    async fn read(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         let call = INSPECT.call(&self.layout, &ALL, std::iter::once(name));
         let slot = self.route.slot(&self.layout, name);
-        let row = match self.route.is_cluster() {
-            false => self.route.run(&INSPECT, &call, slot, None).await?,
-            true => {
-                let mut smaller = INSPECT.call(&self.layout, &ALL[..1], std::iter::once(name));
-                let mut room = KeyBuffer::default();
-                let (_, companions) = room.keys(&self.layout, name, [Part::Fence, Part::Metadata]);
-                smaller.arg(&companions[..]);
-                let scripts: [(&Script, &Cmd); 2] = [(&INSPECT, &call), (&INSPECT, &smaller)];
-                self.route.run_first(&scripts, slot).await?
-            }
-        };
+        let mut smaller = INSPECT.call(&self.layout, &ALL[..1], std::iter::once(name));
+        let mut room = KeyBuffer::default();
+        let (_, companions) = room.keys(&self.layout, name, [Part::Fence, Part::Metadata]);
+        smaller.arg(&companions[..]);
+        let scripts: [(&Script, &Cmd); 2] = [(&INSPECT, &call), (&INSPECT, &smaller)];
+        let row = self.route.run_first(&scripts, slot, None).await?;
         if row == Value::Nil {
             return Ok(None);
         }
         let (_, info) = info(name, &row).ok_or(Failure::Unexpected("inspect.lua"))?;
-        let unrecorded = self.counts && info.fence.is_none() && info.holder.is_some();
-        Ok(Some(Seen { info, unrecorded }))
+        Ok(Some(info))
     }
 
     /// Reads every name with a prefix, sorted. Each page has `page_timeout`.
@@ -94,21 +92,21 @@ impl RedisEngine {
         for pause in RECORD_UNDER_WAY {
             let unrecorded: Vec<String> = found
                 .iter()
-                .filter(|seen| seen.unrecorded)
-                .map(|seen| seen.info.name.clone())
+                .filter(|info| self.is_unrecorded(info))
+                .map(|info| info.name.clone())
                 .collect();
             if unrecorded.is_empty() {
                 break;
             }
             tokio::time::sleep(pause).await;
-            found.retain(|seen| !seen.unrecorded);
+            found.retain(|info| !self.is_unrecorded(info));
             found.extend(self.read_all(unrecorded, page_timeout).await?);
-            found.sort_by(|a, b| a.info.name.cmp(&b.info.name));
+            found.sort_by(|a, b| a.name.cmp(&b.name));
         }
-        Ok(found.into_iter().map(|seen| seen.info).collect())
+        Ok(found)
     }
 
-    async fn read_all(&self, names: Vec<String>, page_timeout: Duration) -> crate::engine::Result<Vec<Seen>> {
+    async fn read_all(&self, names: Vec<String>, page_timeout: Duration) -> crate::engine::Result<Vec<LockInfo>> {
         let mut found = Vec::with_capacity(names.len());
         for some in names.chunks(READ_AT_ONCE) {
             // One script per name, sent together: one script for all names would block the server for longer, and would not
@@ -221,13 +219,6 @@ pub(in super::super) fn info<'r>(name: &str, row: &'r Value) -> Option<(&'r [u8]
         waiting,
     };
     Some((value, info))
-}
-
-/// A lock that was read.
-struct Seen {
-    info: LockInfo,
-    /// It looks like a lock of this engine, and has no record (yet).
-    unrecorded: bool,
 }
 
 /// Whether the value of a lock key has the form of an owner token, or of one that is kept for a minimum time.

@@ -10,7 +10,7 @@ use redis::{Cmd, Value};
 
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
-use crate::engine::redis::keys::{FENCE_KEPT_MS, Part};
+use crate::engine::redis::keys::Part;
 use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_SPLIT, Script};
 use crate::engine::redis::topology::Route;
 use crate::engine::redis::wire::ALONE;
@@ -110,13 +110,15 @@ impl RedisEngine {
     ) -> Vec<Result<Released, Failure>> {
         let slot = self.slot(names[0].1);
         let call = self.release_call(claims, names, slot, keep);
-        let answer = match (&self.route, names) {
-            (Route::Cluster(cluster), [(index, key)]) => {
+        let answer = match (&self.replicated, &self.route, names) {
+            // On the connection of the attempts, so that the server executes it after them.
+            (Some(replicated), ..) => replicated.link.run(&RELEASE, &call).await,
+            (None, Route::Cluster(_), [(index, key)]) => {
                 let smaller = self.split_release_call(key, claims[*index].owner.as_str(), keep);
                 let scripts: [(&Script, &Cmd); 2] = [(&RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
-                cluster.run_first(&scripts, slot, None).await
+                self.route.run_first(&scripts, slot, None).await
             }
-            _ => self.run_release(&call, slot).await,
+            _ => self.route.run(&RELEASE, &call, slot, None).await,
         };
         let answers = match answer {
             Ok(Value::Int(held)) if held == names.len() as i64 => vec![HELD; names.len()],
@@ -157,7 +159,7 @@ impl RedisEngine {
         let keys = names.iter().map(|(_, key)| key.as_str());
         let mut call = RELEASE.call(&self.layout, parts, keys);
         let prefix = self.route.channel_prefix(slot);
-        match (self.fences_outlast(), keep.is_zero()) {
+        match (self.layout.fences_outlast(), keep.is_zero()) {
             (0, true) => call.arg(prefix),
             (lasts, true) => call.arg(format!("{prefix} {lasts}")),
             (lasts, false) => call.arg(format!("{prefix} {lasts} {}", Ttl::clamped(keep).as_millis())),
@@ -200,28 +202,16 @@ impl RedisEngine {
         }
     }
 
-    /// Returns how long a fence companion outlasts a release, in ms.
-    fn fences_outlast(&self) -> u64 {
-        if self.counts { 0 } else { FENCE_KEPT_MS }
-    }
-
-    /// Runs the script on the current connection. The server executes it after the attempts that were sent on the same connection.
-    async fn run_release(&self, call: &Cmd, slot: u16) -> Result<Value, Failure> {
-        match &self.replicated {
-            Some(replicated) => replicated.link.run(&RELEASE, call).await,
-            None => self.route.run(&RELEASE, call, slot, None).await,
-        }
-    }
-
     /// Releases a name, no matter which owner holds it.
     pub(in super::super) async fn force_release_name(&self, key: &Key) -> Result<bool, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let mut call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
         let slot = self.slot(key);
-        call.arg(self.route.channel_prefix(slot)).arg(self.fences_outlast());
+        call.arg(self.route.channel_prefix(slot))
+            .arg(self.layout.fences_outlast());
         let smaller = self.split_release_call(key, "", Duration::ZERO);
         let scripts: [(&Script, &Cmd); 2] = [(&FORCE_RELEASE, &call), (&RELEASE_SPLIT, &smaller)];
-        match self.route.run_first(&scripts, slot).await? {
+        match self.route.run_first(&scripts, slot, None).await? {
             Value::Int(answer @ 0..4) => Ok(self.released(answer, std::slice::from_ref(key)) == Released::Freed),
             _ => Err(Failure::Unexpected("force_release.lua")),
         }

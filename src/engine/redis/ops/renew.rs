@@ -92,9 +92,6 @@ impl RedisEngine {
 
     /// Groups the renewals into scripts. No script uses two slots of a cluster. A lease that needs several is alone.
     fn scripts(&self, renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
-        if !self.route.has_slots() {
-            return grouped(renewals);
-        }
         let mut slots: HashMap<u16, Vec<usize>> = HashMap::new();
         let mut scripts = Vec::new();
         for (index, renewal) in renewals.iter().enumerate() {
@@ -104,11 +101,7 @@ impl RedisEngine {
                 _ => scripts.push(vec![index]),
             }
         }
-        for indices in slots.into_values() {
-            let some: Vec<Renewal<'_>> = indices.iter().map(|index| renewals[*index]).collect();
-            let groups = grouped(&some).into_iter();
-            scripts.extend(groups.map(|group| group.into_iter().map(|place| indices[place]).collect::<Vec<_>>()));
-        }
+        scripts.extend(slots.into_values().flat_map(|indices| grouped(renewals, indices)));
         scripts
     }
 
@@ -122,7 +115,7 @@ impl RedisEngine {
             (Route::Cluster(_), None) => {
                 let smaller = self.renewal_call(renewals, group, &PARTS[..1]);
                 let scripts: [(&Script, &Cmd); 2] = [(&RENEW, &call), (&RENEW, &smaller)];
-                self.route.run_first(&scripts, slot).await?
+                self.route.run_first(&scripts, slot, None).await?
             }
             _ => self.run_safely(&RENEW, &call, slot, None).await?,
         };
@@ -159,15 +152,16 @@ impl RedisEngine {
 
 const UNEXPECTED: Failure = Failure::Unexpected("renew.lua");
 
-/// Groups the renewals into scripts, by their indices.
-fn grouped(renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
-    let names: usize = renewals.iter().map(|renewal| renewal.claim.keys().len()).sum();
+/// Groups the renewals with these indices into scripts.
+fn grouped(renewals: &[Renewal<'_>], indices: Vec<usize>) -> Vec<Vec<usize>> {
+    let names_of = |index: usize| renewals[index].claim.keys().len();
+    let names: usize = indices.iter().copied().map(names_of).sum();
     // Scripts of equal size: a nearly empty last one costs as much to receive as a full one.
     let most = names.div_ceil(names.div_ceil(TOGETHER).max(1));
     let mut groups: Vec<Vec<usize>> = Vec::with_capacity(names.div_ceil(TOGETHER));
     let mut room = 0;
-    for (index, renewal) in renewals.iter().enumerate() {
-        let names = renewal.claim.keys().len();
+    for index in indices {
+        let names = names_of(index);
         match groups.last_mut() {
             Some(group) if names <= room => {
                 group.push(index);
@@ -201,7 +195,7 @@ mod tests {
             })
             .collect();
         let renewals: Vec<Renewal<'_>> = claims.iter().map(|claim| Renewal { claim, ttl }).collect();
-        let groups = grouped(&renewals);
+        let groups = grouped(&renewals, (0..renewals.len()).collect());
         assert_eq!(
             groups.iter().flatten().copied().collect::<Vec<_>>(),
             (0..names.len()).collect::<Vec<_>>(),

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
-use redis::Value;
+use redis::{Cmd, Value};
 
 use super::error::Failure;
-use super::keys::{FENCE_KEPT_MS, Layout, Part};
-use super::scripts::{HEARTBEAT, RELEASE, REMOVE_WAITER};
+use super::keys::{Layout, Part};
+use super::scripts::{HEARTBEAT, RELEASE, REMOVE_WAITER, Script};
 use super::topology::{ChannelSubscription, Route};
 use crate::clock::Moment;
 use crate::engine::core::stream::PendingReply;
@@ -245,19 +245,10 @@ impl Waiters {
         let Some(name) = self.layout.name_of(lock) else {
             return Ok(());
         };
-        let mut call = REMOVE_WAITER.call(
-            &self.layout,
-            &[Part::Lock, Part::Queue, Part::Fence],
-            std::iter::once(name),
-        );
-        let slot = self.route.slot(&self.layout, name);
-        let fences_outlast = self.layout.last().map_or(FENCE_KEPT_MS, |_| 0);
-        call.arg(self.route.channel_prefix(slot))
-            .arg(member)
-            .arg(fences_outlast)
-            .arg(until_ms);
-        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&REMOVE_WAITER, &call, slot, None)).await;
-        if let Value::Int(2..) = reply.unwrap_or(Err(Failure::timed_out()))?
+        let add = |call: &mut Cmd| {
+            call.arg(member).arg(self.layout.fences_outlast()).arg(until_ms);
+        };
+        if let Value::Int(2..) = self.run(&REMOVE_WAITER, &[name], add).await?
             && let Ok(key) = Key::new(name)
         {
             self.hand_off(&key);
@@ -270,17 +261,12 @@ impl Waiters {
         let (waiters, key) = (self.clone(), key.clone());
         self.route.runtime().spawn(FutureExt::boxed(async move {
             // The release of an owner that holds nothing.
-            let mut call = RELEASE.call(
-                &waiters.layout,
-                &[Part::Lock, Part::Queue, Part::Fence],
-                std::iter::once(key.as_str()),
-            );
-            let slot = waiters.route.slot(&waiters.layout, key.as_str());
-            call.arg(waiters.route.channel_prefix(slot))
-                .arg(OwnerToken::fresh().as_str());
+            let owner = OwnerToken::fresh();
+            let add = |call: &mut Cmd| {
+                call.arg(owner.as_str());
+            };
             // The loop ends: each call removes some. After a failure the heartbeats of live waiters continue.
-            while let Ok(Ok(Value::Array(answers))) =
-                tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot, None)).await
+            while let Ok(Value::Array(answers)) = waiters.run(&RELEASE, &[key.as_str()], add).await
                 && let [Value::Int(2..)] = answers[..]
             {}
         }));
@@ -325,32 +311,38 @@ impl Waiters {
     }
 
     /// Groups the names into scripts: limited in number, and none with two slots.
-    fn together(&self, mut names: Vec<Key>) -> Vec<Vec<Key>> {
-        if self.route.has_slots() {
-            let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
-            for name in names.drain(..) {
-                let slot = self.route.slot(&self.layout, name.as_str());
-                slots.entry(slot).or_default().push(name);
-            }
-            let some = slots.values().flat_map(|names| names.chunks(NAMES_AT_ONCE));
-            return some.map(<[Key]>::to_vec).collect();
+    fn together(&self, names: Vec<Key>) -> Vec<Vec<Key>> {
+        let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
+        for name in names {
+            let slot = self.route.slot(&self.layout, name.as_str());
+            slots.entry(slot).or_default().push(name);
         }
-        names.chunks(NAMES_AT_ONCE).map(<[Key]>::to_vec).collect()
+        let some = slots.values().flat_map(|names| names.chunks(NAMES_AT_ONCE));
+        some.map(<[Key]>::to_vec).collect()
+    }
+
+    /// Runs a script for the queues of names of one slot, within the limit. `add` adds its arguments after the first.
+    async fn run(&self, script: &Script, names: &[&str], add: impl FnOnce(&mut Cmd)) -> Result<Value, Failure> {
+        const PARTS: [Part; 3] = [Part::Lock, Part::Queue, Part::Fence];
+        let mut call = script.call(&self.layout, &PARTS, names.iter().copied());
+        let slot = self.route.slot(&self.layout, names[0]);
+        call.arg(self.route.channel_prefix(slot));
+        add(&mut call);
+        let reply = tokio::time::timeout(self.route.limit(), self.route.run(script, &call, slot, None)).await;
+        reply.unwrap_or(Err(Failure::timed_out()))
     }
 
     async fn send_heartbeat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
-        const PARTS: [Part; 3] = [Part::Lock, Part::Queue, Part::Fence];
-        let mut call = HEARTBEAT.call(&self.layout, &PARTS, names.iter().map(Key::as_str));
-        let slot = self.route.slot(&self.layout, names[0].as_str());
-        call.arg(self.route.channel_prefix(slot)).arg(&self.process);
+        let texts: Vec<&str> = names.iter().map(Key::as_str).collect();
         let sent = Moment::now();
-        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&HEARTBEAT, &call, slot, None)).await;
-        let reply = reply.unwrap_or(Err(Failure::timed_out()));
-        let Value::Array(left) = reply? else {
+        let add = |call: &mut Cmd| {
+            call.arg(&self.process);
+        };
+        let Value::Array(left) = self.run(&HEARTBEAT, &texts, add).await? else {
             return Err(Failure::Unexpected("heartbeat.lua"));
         };
         if let Some(Value::Int(server_us)) = left.get(names.len()) {
-            self.read_clock(slot, sent, *server_us);
+            self.read_clock(self.route.slot(&self.layout, texts[0]), sent, *server_us);
         }
         for (key, left) in names.iter().zip(left) {
             match left {

@@ -84,20 +84,22 @@ impl Route {
         slot: u16,
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        match self {
-            Route::One(link) => {
-                let connection = link.connection().await?;
-                link.run_on(&connection, script, call, false, attempt).await
-            }
-            Route::Cluster(cluster) => Box::pin(cluster.run_first(&[(script, call)], slot, attempt)).await,
-        }
+        self.run_first(&[(script, call)], slot, attempt).await
     }
 
     /// Runs a script, or a smaller one for a name whose keys are not all on one node of a cluster (see [`Cluster::run_first`]).
-    pub(super) async fn run_first(&self, scripts: &[(&Script, &Cmd)], slot: u16) -> Result<Value, Failure> {
+    pub(super) async fn run_first(
+        &self,
+        scripts: &[(&Script, &Cmd)],
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> Result<Value, Failure> {
         match (self, scripts) {
-            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, None)).await,
-            (Route::One(link), [(script, call), ..]) => link.run(script, call).await,
+            (Route::Cluster(cluster), _) => Box::pin(cluster.run_first(scripts, slot, attempt)).await,
+            (Route::One(link), [(script, call), ..]) => {
+                let connection = link.connection().await?;
+                link.run_on(&connection, script, call, false, attempt).await
+            }
             (Route::One(_), []) => Err(Failure::Unserved),
         }
     }

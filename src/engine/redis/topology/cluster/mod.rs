@@ -110,7 +110,11 @@ impl Cluster {
                 sent: Instant::now(),
                 answered: false,
             };
-            let answer = run_once(&node, script, call, asking, as_attempt).await;
+            let answer = async {
+                let connection = node.connection().await?;
+                node.run_on(&connection, script, call, asking, as_attempt).await
+            };
+            let answer = answer.await;
             attempt.answered = true;
             let failure = match answer {
                 Ok(answer) => return Ok(answer),
@@ -128,23 +132,14 @@ impl Cluster {
                 scripts = smaller;
                 continue;
             }
-            // `Some`: retry after a pause. This is the error if no time is left.
-            let later = match refusal(&failure, &address) {
-                Some(Refusal::Moved(slot, to)) => {
-                    self.learn(slot, &to);
-                    hops += 1;
-                    (hops > HOPS).then_some(Failure::Moving)
-                }
-                Some(Refusal::Ask(to)) => {
-                    asked = Some(to);
-                    hops += 1;
-                    (hops > HOPS).then_some(Failure::Moving)
-                }
+            let mut is_redirected = true;
+            match refusal(&failure, &address) {
+                Some(Refusal::Moved(slot, to)) => self.learn(slot, &to),
+                Some(Refusal::Ask(to)) => asked = Some(to),
                 Some(Refusal::Later) => {
                     // This node serves the slot: the redirection was correct.
-                    hops = 0;
+                    (is_redirected, hops) = (false, 0);
                     self.refresh_soon();
-                    Some(failure)
                 }
                 None => {
                     if failure.retryable() {
@@ -152,15 +147,19 @@ impl Cluster {
                     }
                     return Err(failure);
                 }
-            };
-            if let Some(failure) = later {
-                // With jitter, because all clients of the slot wait for the same.
-                let pause = backoff.delay();
-                if started.elapsed() + pause >= self.limit() / 4 {
-                    return Err(failure);
-                }
-                tokio::time::sleep(pause).await;
             }
+            if is_redirected {
+                hops += 1;
+                if hops <= HOPS {
+                    continue;
+                }
+            }
+            // With jitter, because all clients of the slot wait for the same.
+            let pause = backoff.delay();
+            if started.elapsed() + pause >= self.limit() / 4 {
+                return Err(if is_redirected { Failure::Moving } else { failure });
+            }
+            tokio::time::sleep(pause).await;
         }
         Err(Failure::Moving)
     }
@@ -293,17 +292,6 @@ fn host_and_port(address: &ConnectionAddr) -> Option<Address> {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Some((host.clone(), *port)),
         _ => None,
     }
-}
-
-async fn run_once(
-    link: &Arc<Link>,
-    script: &Script,
-    call: &Cmd,
-    asking: bool,
-    as_attempt: AsAttempt<'_>,
-) -> Result<Value, Failure> {
-    let connection = link.connection().await?;
-    link.run_on(&connection, script, call, asking, as_attempt).await
 }
 
 /// A call in flight. If it is dropped without an answer, the map is read again: the node may have been replaced.
