@@ -1,6 +1,7 @@
 //! Reads a URL and the settings: everything that a connection needs.
 
-mod tls;
+#[cfg(test)]
+mod tests;
 mod url;
 
 use std::sync::Arc;
@@ -9,11 +10,10 @@ use std::time::Duration;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 use rustls::pki_types::ServerName;
 
-pub(super) use self::tls::tls_config;
 pub(super) use self::url::Sentinels;
 use self::url::Source;
 use super::keys::Layout;
-use crate::engine::tls::Pem;
+use crate::engine::tls::{Pem, Verified, client_config};
 use crate::engine::{Credentials, Settings, TlsFiles, Warnings};
 use crate::error::LockError;
 
@@ -86,7 +86,7 @@ impl RedisConfig {
         };
         if let Some(files) = &config.tls {
             Pem::read(files)?;
-            tls_config(files).map_err(|error| LockError::invalid("tls", "must be PEM", error))?;
+            client_config(files, Verified::Full).map_err(|error| LockError::invalid("tls", "must be PEM", error))?;
         }
         Ok(config)
     }
@@ -120,7 +120,7 @@ impl RedisConfig {
     pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.source {
             Source::Sentinels(sentinels) => Some(sentinels),
-            Source::Url | Source::Sharded | Source::Cluster(_) => None,
+            _ => None,
         }
     }
 
@@ -135,18 +135,14 @@ impl RedisConfig {
 
     /// Returns the first server that the URL names: the server itself, a sentinel, or a node.
     pub(super) fn first_address(&self) -> &ConnectionAddr {
-        match &self.source {
-            Source::Url | Source::Sharded | Source::Cluster(_) => self.server.addr(),
-            Source::Sentinels(sentinels) => sentinels.sentinels[0].addr(),
-        }
+        self.sentinels()
+            .map_or(self.server.addr(), |sentinels| sentinels.sentinels[0].addr())
     }
 
     /// Host and port, for messages.
     pub(in crate::engine) fn address(&self) -> String {
-        match &self.source {
-            Source::Url | Source::Sharded | Source::Cluster(_) => show_address(self.server.addr()),
-            Source::Sentinels(sentinels) => sentinels.to_string(),
-        }
+        self.sentinels()
+            .map_or_else(|| show_address(self.server.addr()), |sentinels| sentinels.to_string())
     }
 }
 

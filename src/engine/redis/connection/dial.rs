@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -12,12 +13,14 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
+use super::version::Greeting;
 use crate::engine::TlsFiles;
 use crate::engine::core::stream::{Endpoint, Replies, Stream, StreamHandle};
-use crate::engine::redis::config::{RedisConfig, show_address, tls_config};
+use crate::engine::redis::config::{RedisConfig, show_address};
 use crate::engine::redis::error::{Failure, broken};
 use crate::engine::redis::topology::sentinel;
 use crate::engine::redis::wire::{Io, Opened, resp};
+use crate::engine::tls::{Verified, client_config};
 
 /// The longest time that sent bytes may stay without an acknowledgement. The default of Linux is about 15 minutes, for which
 /// a call in flight would wait.
@@ -85,7 +88,9 @@ impl Dialed {
                 // The certificate is for the name in the settings, if they have one.
                 let name = files.server_name.as_deref().unwrap_or(host).to_owned();
                 let name = ServerName::try_from(name).map_err(io::Error::other)?;
-                let mut stream = TlsConnector::from(tls_config(files)?).connect(name, stream).await?;
+                let mut stream = TlsConnector::from(Arc::new(client_config(files, Verified::Full)?))
+                    .connect(name, stream)
+                    .await?;
                 let session = stream.get_mut().1;
                 session.set_buffer_limit(Some(ENCRYPTED));
                 let is_limited = session.protocol_version() == Some(ProtocolVersion::TLSv1_2);
@@ -137,8 +142,8 @@ impl Dialed {
         Ok(())
     }
 
-    /// Logs in with RESP3. Returns the major version of the server.
-    async fn log_in(&mut self, login: &RedisConnectionInfo) -> RedisResult<Option<u32>> {
+    /// Logs in with RESP3.
+    async fn log_in(&mut self, login: &RedisConnectionInfo) -> RedisResult<Option<Greeting>> {
         // Sent without a password, too: if the server refuses the connection, the error arrives here and not at the first call.
         let mut hello = redis::cmd("HELLO");
         hello.arg(3);
@@ -148,11 +153,11 @@ impl Dialed {
                 .arg(login.username().unwrap_or("default"))
                 .arg(password);
         }
-        let version = major_version(&self.ask(&hello).await?);
+        let greeting = Greeting::read(&self.ask(&hello).await?);
         if login.db() != 0 {
             self.ask(redis::cmd("SELECT").arg(login.db())).await?;
         }
-        Ok(version)
+        Ok(greeting)
     }
 }
 
@@ -187,9 +192,9 @@ pub(super) async fn open(
     config: &RedisConfig,
     server: &ConnectionInfo,
     receivers: &Replies,
-) -> Result<Opened, Failure> {
+) -> Result<(Opened, Option<Greeting>), Failure> {
     let mut dialed = Dialed::connect(server, config.tls.as_ref()).await?;
-    let version = dialed.log_in(server.redis_settings()).await?;
+    let greeting = dialed.log_in(server.redis_settings()).await?;
     if config.sentinels().is_some() {
         let role = dialed.ask(&redis::cmd("ROLE")).await?;
         sentinel::check_master(&role, &show_address(server.addr()).into())?;
@@ -210,24 +215,14 @@ pub(super) async fn open(
             .serve_on(event_loop, receivers, &replies)
             .map_err(redis::RedisError::from)?;
     }
-    Ok(Opened {
+    let version = greeting.as_ref().and_then(Greeting::version);
+    let opened = Opened {
         io,
         replies,
         tls_records,
-        version,
-    })
-}
-
-/// Returns the major version of the server, from its reply to `HELLO`.
-fn major_version(reply: &Value) -> Option<u32> {
-    let fields = reply.as_map_iter()?;
-    let is_version = |name: &Value| matches!(name, Value::BulkString(name) if name == b"version");
-    fields.into_iter().find_map(|field| match field {
-        (name, Value::BulkString(version)) if is_version(name) => {
-            std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
-        }
-        _ => None,
-    })
+        version: version.map(|(major, _)| major),
+    };
+    Ok((opened, greeting))
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -32,6 +32,7 @@ use self::liveness::Health;
 use self::pubsub::Topics;
 use self::records::Records;
 use self::serving::{Serving, watch_silence};
+use self::version::Greeting;
 use super::config::{RedisConfig, show_address};
 use super::error::{Failure, is_refused_login};
 use super::wire::{Wire, flush};
@@ -53,6 +54,7 @@ pub(super) struct Connection {
     /// Counts the connections of the engine, from 1.
     pub(super) generation: u64,
     pub(super) health: Arc<Health>,
+    greeting: Option<Greeting>,
     /// The address of the server.
     address: ConnectionAddr,
 }
@@ -179,17 +181,14 @@ impl Link {
             // Without the lock: the calls on it get its errors.
             drop(lost);
             let opening = pin!(tokio::time::timeout(link.config.opening_limit(), link.open(generation)));
+            let failed = |error: io::Error| Err(Failure::connect(&link.address, error.into()));
             let opened = match unless_it_panics(opening).await {
                 Some(Ok(opened)) => opened,
-                Some(Err(_)) => {
-                    let error = io::Error::from(io::ErrorKind::TimedOut).into();
-                    Err(Failure::connect(&link.address, error))
-                }
+                Some(Err(_)) => failed(io::ErrorKind::TimedOut.into()),
                 // A panic. The next call opens a new connection.
                 None => {
                     let text = "a bug in holdfast or in its driver: the opening of the connection panicked";
-                    let error = io::Error::new(io::ErrorKind::BrokenPipe, text).into();
-                    Err(Failure::connect(&link.address, error))
+                    failed(io::Error::new(io::ErrorKind::BrokenPipe, text))
                 }
             };
             // All callers may have been dropped.
@@ -217,7 +216,7 @@ impl Link {
         };
         let (health, started) = (Arc::new(Health::new()), Moment::now());
         let opened = dial::open(&self.config, &server, self.topics.receivers()).await;
-        let opened = opened.map_err(&cannot_connect)?;
+        let (opened, greeting) = opened.map_err(&cannot_connect)?;
         health.measured(started.elapsed());
         tracing::debug!(address = &*address, generation, "connection opened");
         let event_loop = self.config.event_loop.as_ref();
@@ -236,6 +235,7 @@ impl Link {
             wire,
             generation,
             health: health.clone(),
+            greeting,
             address: server_address,
         });
         let watching = watch_silence(Arc::downgrade(self), Arc::downgrade(&connection), health, self.limit());
@@ -294,13 +294,8 @@ impl Link {
         drop(lost);
     }
 
-    /// Ends every connection to another server than this one.
-    pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
-        self.leave_others(&self.config.at(host.clone(), *port));
-    }
-
     /// Ends every connection to another address. Its calls fail: a late reply of a former master is no grant.
-    fn leave_others(self: &Arc<Self>, address: &ConnectionAddr) {
+    pub(super) fn leave_others(self: &Arc<Self>, address: &ConnectionAddr) {
         let open: Vec<_> = self.state().open.iter().filter_map(Weak::upgrade).collect();
         for stray in open.iter().filter(|connection| connection.address != *address) {
             self.lose(stray.generation);

@@ -149,11 +149,11 @@ impl Listener {
 
     /// Closes every connection to a server that is not the master any more.
     async fn leave_old_master(&self) {
-        let Ok(master) = self.sentinels.ask(self.limit).await else {
+        let Ok((host, port)) = self.sentinels.ask(self.limit).await else {
             return;
         };
         for link in self.links.iter().filter_map(Weak::upgrade) {
-            link.leave_unless_at(&master);
+            link.leave_others(&link.config().at(host.clone(), port));
         }
     }
 }
