@@ -285,7 +285,7 @@ impl Wire {
             if state.unsealed() >= early {
                 state.seal();
             }
-            // Not with requests that the next write removes, which make the output look larger.
+            // Not where the next write removes requests: the output seems larger than it is.
             if state.out.len() - state.written >= early && !state.has_left {
                 state.write_early();
             }
