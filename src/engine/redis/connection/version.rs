@@ -34,10 +34,10 @@ impl Greeting {
         Some(Greeting { mode, version })
     }
 
-    /// Returns the major and the minor version.
+    /// Returns the major and the minor version, which may be missing.
     pub(super) fn version(&self) -> Option<(u32, u32)> {
         let mut numbers = self.version.as_deref()?.split('.').map(str::parse);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+        Some((numbers.next()?.ok()?, numbers.next().and_then(Result::ok).unwrap_or(0)))
     }
 }
 

@@ -111,7 +111,7 @@ impl RedisEngine {
         let slot = self.slot(names[0].1);
         let call = self.release_call(claims, names, slot, keep);
         let answer = match (&self.replicated, &self.route, names) {
-            // On the connection of the attempts, so that the server executes it after them.
+            // On the current connection: behind the attempts that were sent on it.
             (Some(replicated), ..) => replicated.link.run(&RELEASE, &call).await,
             (None, Route::Cluster(_), [(index, key)]) => {
                 let smaller = self.split_release_call(key, claims[*index].owner.as_str(), keep);

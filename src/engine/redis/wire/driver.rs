@@ -11,7 +11,7 @@ use redis::{RedisError, RedisResult};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::state::{CHUNK, LONGEST, State};
-use super::{Push, Wire, resp};
+use super::{Push, Wire};
 use crate::engine::redis::error::{broken, is_forbidden, spoils_connection};
 
 /// The longest record of TLS, in bytes.
@@ -75,6 +75,8 @@ impl State {
     /// Writes the output, as far as the socket takes it, without the requests of callers that left.
     pub(super) fn write(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if std::mem::take(&mut self.has_left) {
+            // The requests of this tick, too: the next write would not search for them again.
+            self.seal();
             self.remove_unsent().map_err(io::Error::other)?;
         }
         let Some(io) = &mut self.io else { return Ok(()) };

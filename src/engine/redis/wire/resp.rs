@@ -133,11 +133,6 @@ impl<'a> Reader<'a> {
         Some(Reader(&rest[line + END.len()..]))
     }
 
-    /// Returns the bytes that were not read yet.
-    pub fn rest(&self) -> &'a [u8] {
-        self.0
-    }
-
     /// Skips replies.
     ///
     /// # Errors

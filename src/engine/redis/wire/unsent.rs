@@ -86,6 +86,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
+    use std::task::{Context, Waker};
 
     use redis::Value;
     use tokio::sync::oneshot;
@@ -173,6 +174,20 @@ mod tests {
                 (String::new(), 0, 0)
             );
         }
+    }
+
+    #[test]
+    fn an_attempt_whose_caller_left_before_it_was_put_together_is_not_written() {
+        let (claims, mut state) = (claims(2), state());
+        // A socket that takes nothing.
+        state.io = None;
+        drop(ask(&mut state, &claims[0], &Request::Acquire));
+        state.has_left = true;
+        let _waits = ask(&mut state, &claims[1], &Request::Acquire);
+        state.write(&mut Context::from_waker(Waker::noop())).unwrap();
+        state.seal();
+        let expected = output(|state| std::mem::forget(ask(state, &claims[1], &Request::Acquire)));
+        assert_eq!((text(&state), state.under_way), (expected, 1));
     }
 
     /// Counts its replies. Its odd requests are cancelled.

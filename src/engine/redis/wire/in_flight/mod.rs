@@ -118,7 +118,7 @@ impl Single {
             sink_calls: usize::from(self.reply_to.is_sink()),
             is_unknown: false,
             error: match &reply {
-                Value::ServerError(error) => Some(error.clone().into()),
+                Value::ServerError(error) if self.is_attempt || self.reply_to.is_sink() => Some(error.clone().into()),
                 _ => None,
             },
         };
