@@ -92,6 +92,9 @@ impl RedisEngine {
 
     /// Groups the renewals into scripts. No script uses two slots of a cluster. A lease that needs several is alone.
     fn scripts(&self, renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
+        if !self.route.has_slots() {
+            return grouped(renewals, (0..renewals.len()).collect());
+        }
         let mut slots: HashMap<u16, Vec<usize>> = HashMap::new();
         let mut scripts = Vec::new();
         for (index, renewal) in renewals.iter().enumerate() {

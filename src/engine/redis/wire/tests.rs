@@ -150,6 +150,43 @@ async fn a_call_that_is_dropped_in_its_tick_is_never_sent() {
 }
 
 #[tokio::test]
+async fn a_command_follows_the_earlier_requests_of_its_tick() {
+    let mut setup = setup(ROOM, |_| {});
+    let (cmd, claim) = (ping(), claims(1).remove(0));
+    let sink: Arc<dyn ReplySink> = Arc::<Sink>::default();
+    for to_sink in [false, true] {
+        let mut attempt = Box::pin(setup.wire.request(&claim, Request::Acquire));
+        let mut call = Box::pin(setup.wire.call(&cmd, false, None));
+        assert!(futures_util::poll!(&mut attempt).is_pending());
+        match to_sink {
+            true => setup.wire.call_to_sink(&sink, 0, &cmd),
+            false => assert!(futures_util::poll!(&mut call).is_pending()),
+        }
+        let sent = received(&mut setup.peer).await;
+        assert!(sent.contains("PING") && sent.find("MGET") < sent.find("PING"), "{sent}");
+    }
+}
+
+#[tokio::test]
+async fn an_attempt_by_script_returns_its_permit_and_only_its_refusal_ends_plain_commands() {
+    let mut setup = setup(ROOM, |_| {});
+    let cmd = ping();
+    setup.wire.note_grant(&Value::Int(1), Moment::now());
+    for (attempt, is_seeded) in [(None, true), (Some(&(|| {}) as &(dyn Fn() + Sync)), false)] {
+        let mut call = Box::pin(setup.wire.call(&cmd, false, attempt));
+        assert!(futures_util::poll!(&mut call).is_pending());
+        let permits = ATTEMPTS - usize::from(attempt.is_some());
+        assert_eq!(setup.wire.attempts.available_permits(), permits);
+        setup.peer.write_all(b"-NOPERM no\r\n").await.unwrap();
+        assert!(call.await.is_err());
+        assert_eq!(
+            (setup.wire.attempts.available_permits(), setup.wire.is_seeded()),
+            (ATTEMPTS, is_seeded)
+        );
+    }
+}
+
+#[tokio::test]
 async fn asking_and_its_command_are_one_request() {
     let mut setup = setup(8, |_| {});
     let (first, cmd) = (redis::cmd("FIRST"), ping());

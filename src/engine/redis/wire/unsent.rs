@@ -87,13 +87,14 @@ impl State {
 mod tests {
     use std::sync::{Arc, Mutex};
     use std::task::{Context, Waker};
+    use std::time::Duration;
 
     use redis::Value;
     use tokio::sync::oneshot;
 
     use super::super::call::Request;
     use super::super::in_flight::Single;
-    use super::super::in_flight::tests::{ask, claims, state};
+    use super::super::in_flight::tests::{RELEASED, ask, claims, state};
     use super::super::reply_sink::{ReplyHandle, ReplySink};
     use super::*;
     use crate::clock::Moment;
@@ -190,6 +191,22 @@ mod tests {
         assert_eq!((text(&state), state.under_way), (expected, 1));
     }
 
+    #[test]
+    fn releases_and_subscriptions_whose_callers_left_are_sent() {
+        let (claims, mut state) = (claims(1), state());
+        drop(ask(&mut state, &claims[0], &RELEASED));
+        state.seal();
+        resp::write(&mut state.out, &["SUBSCRIBE", "to"]);
+        let subscription = Some(("SUBSCRIBE", "to".to_owned()));
+        state.wait(Single {
+            subscription,
+            ..Single::new(ReplyTo::call().0)
+        });
+        let before = text(&state);
+        state.remove_unsent().unwrap();
+        assert_eq!((text(&state), state.under_way), (before, 2));
+    }
+
     /// Counts its replies. Its odd requests are cancelled.
     #[derive(Default)]
     struct Odd(Mutex<usize>);
@@ -235,5 +252,11 @@ mod tests {
             (state.under_way, state.waiting.len(), *odd.0.lock().unwrap()),
             (3, 2, 0)
         );
+        let mut alone = super::super::in_flight::tests::state();
+        add(&mut alone, 1);
+        alone.seal();
+        assert!(alone.health.is_silent(Duration::ZERO));
+        alone.remove_unsent().unwrap();
+        assert!(!alone.health.is_silent(Duration::ZERO), "the vote has no reply");
     }
 }
