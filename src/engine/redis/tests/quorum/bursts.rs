@@ -7,16 +7,19 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::*;
 use crate::engine::EngineExt;
 
-const CALLS: usize = 1000;
+const CALLS: usize = 2000;
 const LIMIT: usize = 512;
 const STALL: Duration = Duration::from_millis(300);
 
-/// Returns claims for names that share no counter.
 fn claims(count: usize) -> Vec<Claim> {
+    (0..count).map(|i| claim(&format!("burst{i}"))).collect()
+}
+
+/// Returns claims for names that share no counter.
+fn claims_apart() -> Vec<Claim> {
     let mut counters = HashSet::new();
-    let names = (0..).map(|i| format!("burst{i}"));
-    let apart = names.filter(|name| counters.insert(counter(name)));
-    apart.take(count).map(|name| claim(&name)).collect()
+    let is_apart = |claim: &Claim| counters.insert(counter(claim.keys()[0].as_str()));
+    claims(CALLS).into_iter().filter(is_apart).collect()
 }
 
 fn sent(claims: &[Claim]) -> usize {
@@ -46,7 +49,7 @@ async fn attempts_dropped_while_they_wait_for_a_permit_are_never_sent() {
     nodes.load_scripts(&ours).await;
     let before = nodes.votes(0).await;
     (1..3).for_each(|node| nodes.suspend(node));
-    let claims = claims(CALLS);
+    let claims = claims_apart();
     let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
     let some = tokio::time::timeout(STALL, calls.next()).await;
     assert!(some.is_err(), "there is no majority");
@@ -71,7 +74,7 @@ async fn renewals_and_releases_do_not_wait_for_a_permit() {
     acquire(&ours, &kept).await;
     acquire(&ours, &freed).await;
     let before = nodes.votes(0).await;
-    let claims = claims(CALLS);
+    let claims = claims_apart();
     let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
     (1..3).for_each(|node| nodes.suspend(node));
     let some = tokio::time::timeout(STALL, calls.next()).await;
